@@ -1,0 +1,1 @@
+"""What a run leaves on disk: the schema of its records, their writer and their reader."""

@@ -1,0 +1,197 @@
+"""Calls of recorded steps, out of the events that a trace holds: as trees, and as sums by function.
+
+A thread's events in one step make a stack: an event with a function pushes a call, any other event ends
+the innermost one. An end without an open call belongs to a call that began before the recording, and is
+passed over; a call that is still open at the end of the step is unfinished, and ends there.
+"""
+
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Final
+
+from tcmon.trace.records import Calls, ExceptionType, Function, Step
+
+RETURNED: Final = "returned"
+YIELDED: Final = "yielded"
+UNFINISHED: Final = "unfinished"
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Call:
+    """One call of a Python function in a recorded step, or one stretch of a generator between two yields.
+
+    `start_ns` and `end_ns` are clock values. `depth` is 0 where the loop's own frame made the call.
+    `outcome` is "returned", "yielded", "unfinished" (still open when the step ended), or "raised" and
+    the exception's name. `self_ns` is the time not spent in calls made by this one.
+    """
+
+    function: Function
+    start_ns: int
+    end_ns: int
+    depth: int
+    thread: int
+    outcome: str
+    self_ns: int
+    children: tuple["Call", ...] = field(repr=False)
+
+    @property
+    def total_ns(self) -> int:
+        """Time from start to end."""
+        return self.end_ns - self.start_ns
+
+    def walk(self) -> Iterator["Call"]:
+        """This call and all below it, each before the calls that it made."""
+        rest = [self]
+        while rest:
+            call = rest.pop()
+            yield call
+            rest.extend(reversed(call.children))
+
+
+def call_trees(
+    step: Step,
+    rows: Iterable[Calls],
+    functions: Mapping[int, Function],
+    exceptions: Mapping[int, ExceptionType],
+) -> tuple[Call, ...]:
+    """The outermost calls of a recorded step, thread by thread, each with the calls below it.
+
+    A function or an exception whose record was lost gets a name made of its id.
+    """
+    roots: list[Call] = []
+    for thread, thread_rows in _by_thread(rows).items():
+        tree = _Tree(thread, functions)
+        now = 0
+        for row in thread_rows:
+            # Rows of a thread follow each other; where a damaged trace says otherwise, time still never
+            # goes back.
+            now = max(now, row.begin)
+            for what, passed in zip(row.what, row.at, strict=True):
+                now += passed
+                if what > 0:
+                    tree.start(what, now)
+                else:
+                    tree.end(now, _outcome(what, exceptions))
+        roots += tree.finish(max(now, step.begin + step.end))
+    return tuple(roots)
+
+
+def lost_function(function: int) -> Function:
+    """Stands for a function whose record is missing from the trace."""
+    return Function(function, module="", qualname=f"function {function}", file="", line=0)
+
+
+@dataclass(slots=True)
+class FunctionTime:
+    """What a function's calls in recorded steps add up to.
+
+    `calls` counts how often it was entered, a generator's resumptions included; `raised` how many of
+    those ended by an exception. `self_ns` leaves out the calls that it made. `total_ns` includes them
+    and counts a recursive call within its outermost one.
+    """
+
+    calls: int = 0
+    raised: int = 0
+    self_ns: int = 0
+    total_ns: int = 0
+    # For the stack being replayed: open calls of this function, and the clock when the outermost of them
+    # began.
+    open: int = 0
+    since: int = 0
+
+
+class FunctionTimes(dict[int, FunctionTime]):
+    """Sums over the calls of recorded steps, by the function's id."""
+
+    def add(self, step: Step, rows: Iterable[Calls]) -> None:
+        """Count the calls of a recorded step in."""
+        for thread_rows in _by_thread(rows).values():
+            self._replay(thread_rows, step.begin + step.end)
+
+    def _replay(self, rows: Iterable[Calls], end: int) -> None:
+        # A summary of a long trace spends most of its time here. Every stretch between two events
+        # belongs to the innermost open call, so self time needs no look at children.
+        inner = FunctionTime()  # stands below the outermost call: what it gathers is the loop's own
+        stack: list[FunctionTime] = []
+        now = 0
+        for row in rows:
+            gap = max(0, row.begin - now)
+            now += gap
+            inner.self_ns += gap
+            for what, passed in zip(row.what, row.at, strict=True):
+                now += passed
+                inner.self_ns += passed
+                if what > 0:
+                    stack.append(inner)
+                    try:
+                        inner = self[what]
+                    except KeyError:
+                        inner = self[what] = FunctionTime()
+                    inner.calls += 1
+                    if not inner.open:
+                        inner.since = now
+                    inner.open += 1
+                elif stack:
+                    if what < -1:
+                        inner.raised += 1
+                    inner.open -= 1
+                    if not inner.open:
+                        inner.total_ns += now - inner.since
+                    inner = stack.pop()
+        inner.self_ns += max(0, end - now)
+        now = max(now, end)
+        while stack:
+            inner.open -= 1
+            if not inner.open:
+                inner.total_ns += now - inner.since
+            inner = stack.pop()
+
+
+class _Tree:
+    """Builds the calls of one thread from their starts and ends."""
+
+    def __init__(self, thread: int, functions: Mapping[int, Function]) -> None:
+        self._thread = thread
+        self._functions = functions
+        self._outermost: list[Call] = []
+        self._open: list[tuple[int, int, list[Call]]] = []  # function, start, the calls that it made
+
+    def start(self, function: int, now: int) -> None:
+        self._open.append((function, now, []))
+
+    def end(self, now: int, outcome: str) -> None:
+        if not self._open:
+            return
+        function, start, made = self._open.pop()
+        call = Call(
+            function=self._functions.get(function) or lost_function(function),
+            start_ns=start,
+            end_ns=now,
+            depth=len(self._open),
+            thread=self._thread,
+            outcome=outcome,
+            self_ns=now - start - sum(each.total_ns for each in made),
+            children=tuple(made),
+        )
+        (self._open[-1][2] if self._open else self._outermost).append(call)
+
+    def finish(self, now: int) -> list[Call]:
+        while self._open:
+            self.end(now, UNFINISHED)
+        return self._outermost
+
+
+def _by_thread(rows: Iterable[Calls]) -> Mapping[int, list[Calls]]:
+    threads: dict[int, list[Calls]] = {}
+    for row in rows:
+        threads.setdefault(row.thread, []).append(row)
+    return threads
+
+
+def _outcome(what: int, exceptions: Mapping[int, ExceptionType]) -> str:
+    if what == 0:
+        return RETURNED
+    if what == -1:
+        return YIELDED
+    exception = exceptions.get(-what - 1)
+    return f"raised {exception.name if exception else f'exception {-what - 1}'}"
