@@ -1,0 +1,128 @@
+"""`tcmon run`: runs a program and watches it."""
+
+import sys
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import click
+from click import Context, Parameter
+
+LEVELS = ("debug", "info", "warning", "error")
+RECORDABLE = ("calls",)
+
+EXAMPLES = """\b
+Examples:
+  tcmon run train.py --epochs 3
+  tcmon run --interval 50 --out runs/today train.py
+  tcmon run -m package.train --interval 3    (this --interval is the program's)"""
+
+
+def _at_least(least: int) -> Callable[[Context, Parameter, str | None], int | None]:
+    def convert(context: Context, option: Parameter, value: str | None) -> int | None:
+        if value is None:
+            return None
+        try:
+            number = int(value)
+        except ValueError:
+            number = least - 1
+        if number < least:
+            raise click.BadParameter(f"{value} is not a whole number of at least {least}")
+        return number
+
+    return convert
+
+
+def _recordable(context: Context, option: Parameter, value: str) -> tuple[str, ...]:
+    wanted = tuple(dict.fromkeys(part.strip() for part in value.split(",")))
+    for part in wanted:
+        if part not in RECORDABLE:
+            raise click.BadParameter(f"{part!r} can't be recorded; available: {', '.join(RECORDABLE)}")
+    return wanted
+
+
+@click.command(
+    epilog=EXAMPLES,
+    # Options end at the first word that is none: what follows SCRIPT or MODULE is the program's.
+    context_settings={"allow_interspersed_args": False},
+)
+@click.option("-m", "as_module", is_flag=True, help="Run a module, as python -m MODULE does.")
+@click.option(
+    "--interval",
+    "--sampling-interval",
+    metavar="N",
+    callback=_at_least(1),
+    default="20",
+    show_default=True,
+    help="Record every Nth step after the warm-up.",
+)
+@click.option(
+    "--warmup",
+    "--warm-up-steps",
+    metavar="N",
+    callback=_at_least(0),
+    default="2",
+    show_default=True,
+    help="Record all steps before the Nth, from which intervals count.",
+)
+@click.option(
+    "--eval-interval",
+    metavar="N",
+    callback=_at_least(1),
+    help="--interval for evaluation steps.  [default: the same]",
+)
+@click.option(
+    "--eval-warmup",
+    metavar="N",
+    callback=_at_least(0),
+    help="--warmup for evaluation steps.  [default: the same]",
+)
+@click.option(
+    "--record",
+    metavar="LIST",
+    callback=_recordable,
+    default=",".join(RECORDABLE),
+    show_default=True,
+    help="What to record in these steps, separated by commas.",
+)
+@click.option(
+    "--out",
+    metavar="DIR",
+    type=click.Path(path_type=Path),
+    help="Directory for the run.  [default: tcmon-runs/SCRIPT-TIME-PID]",
+)
+@click.option(
+    "--log-level",
+    type=click.Choice(LEVELS, case_sensitive=False),
+    default="warning",
+    show_default=True,
+    help="What tcmon says on stderr while the program runs; debug: a line each step.",
+)
+@click.option("--quiet", is_flag=True, help="Show no summary at the end.")
+@click.argument("program", metavar="SCRIPT|-m MODULE [ARGS]...", nargs=-1, type=click.UNPROCESSED)
+def run(
+    program: tuple[str, ...], *, as_module: bool, log_level: str, quiet: bool, **options: Any
+) -> Callable[[], None]:
+    """Run a program and watch its training loop.
+
+    The program runs as under python, and all that follows SCRIPT or MODULE is its own. The summary is printed
+    to stderr at the end.
+    """
+    if not program:
+        raise click.UsageError("there is no program to run; give a Python script, or -m and a module")
+    return partial(_run, program, as_module, log_level, quiet, options)
+
+
+def _run(
+    program: tuple[str, ...], as_module: bool, log_level: str, quiet: bool, options: dict[str, Any]
+) -> None:
+    # Click's work is done: what it takes to watch is imported only for a command line without mistakes.
+    from tcmon.cli.watch import log_to_stderr, watch
+    from tcmon.program import ModuleProgram, script_program
+    from tcmon.session import Options
+
+    log_to_stderr(log_level)
+    name, *args = program
+    target = ModuleProgram(name, args) if as_module else script_program(name, args)
+    watch(target, Options(**options), command=["tcmon", *sys.argv[1:]], quiet=quiet)

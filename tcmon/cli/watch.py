@@ -1,0 +1,107 @@
+"""Runs a program with a session around it: what `tcmon run` and `tcmon demo` share."""
+
+import atexit
+import logging
+import os
+import sys
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, NoReturn
+
+from tcmon.program import Outcome, Program
+
+if TYPE_CHECKING:
+    from tcmon.session import Options, Session
+
+_logger = logging.getLogger("tcmon")
+
+
+def log_to_stderr(level: str) -> None:
+    """Show tcmon's own log from `level` up, apart from the program's logging."""
+    handler = logging.StreamHandler()
+    handler.setFormatter(_Line())
+    _logger.addHandler(handler)
+    _logger.setLevel(level.upper())
+    _logger.propagate = False
+
+
+class _Line(logging.Formatter):
+    def format(self, record: logging.LogRecord) -> str:
+        level = f"{record.levelname.lower()}: " if record.levelno >= logging.WARNING else ""
+        return f"tcmon: {level}{super().format(record)}"
+
+
+def watch(
+    program: Program,
+    options: "Options",
+    *,
+    command: Sequence[str],
+    quiet: bool = False,
+    afterwards: "Callable[[Session], str] | None" = None,
+) -> NoReturn:
+    """Run the program under a session, then end the process as the program ended.
+
+    Unless `quiet`, the summary goes to stderr when all of the program has ended, and then what `afterwards`
+    says. TcmonError comes before anything of the program has run.
+    """
+    from tcmon.session import start
+
+    ended = program.prepare()
+    if ended is None:
+        end = _End(program, start(options, command=command, script=program.name), quiet, afterwards)
+        # Registered before anything of the program, so called after all of it, its threads included.
+        atexit.register(end)
+        ended = end.outcome = program.run()
+    ended.leave()
+
+
+class _End:
+    """What tcmon does when the program has ended. Whatever fails here, the program ends as it did."""
+
+    def __init__(
+        self,
+        program: Program,
+        session: "Session",
+        quiet: bool,
+        afterwards: "Callable[[Session], str] | None",
+    ) -> None:
+        self.outcome = Outcome("exit", None)
+        self._program = program
+        self._session = session
+        self._quiet = quiet
+        self._afterwards = afterwards
+        self._pid = os.getpid()
+        self._stderr = sys.stderr  # the program may put another in its place
+
+    def __call__(self) -> None:
+        if os.getpid() != self._pid:
+            return  # a fork: the session is its parent's
+        with self._program.aside():
+            self._attempt(self._finish, "the trace may lack its end")
+            if not self._quiet:
+                self._attempt(self._summarise, "there is no summary")
+
+    def _attempt(self, action: Callable[[], None], without: str) -> None:
+        try:
+            action()
+        except (Exception, KeyboardInterrupt) as error:
+            why = " ".join(f"{type(error).__name__} {error}".split())
+            _logger.warning("%s: %s (trace: %s)", without, why, self._session.run_dir)
+
+    def _finish(self) -> None:
+        self._session.finish(reason=self.outcome.reason, exit_code=self.outcome.exit_code)
+
+    def _summarise(self) -> None:
+        from rich.console import Console
+
+        from tcmon.report.summary import summarise
+        from tcmon.report.text import render
+        from tcmon.trace.reader import open_run
+
+        try:
+            sys.stdout.flush()  # so that the summary comes last where both go to one place
+        except Exception:
+            pass  # the interpreter, which flushes next, fails too and says so
+        render(summarise(open_run(self._session.run_dir)), Console(file=self._stderr))
+        if self._afterwards is not None:
+            self._stderr.write(self._afterwards(self._session))
+        self._stderr.flush()
