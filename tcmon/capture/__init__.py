@@ -1,0 +1,1 @@
+"""Recorders that run inside a recorded step."""

@@ -1,0 +1,1 @@
+"""Activations of loops, step numbers, samplers, and the discovery of the loops to watch."""

@@ -1,0 +1,386 @@
+"""Activations of watched loops, their iterations counted as steps.
+
+Everything is told by three kinds of local events on the code objects that hold a watched loop: INSTRUCTION at the few
+offsets of a loop where an iteration begins or ends (every other instruction is silenced at its first event),
+PY_RETURN, and PY_YIELD/PY_RESUME for generators; and by the global PY_UNWIND, which is the only event that tells of an
+exception leaving a frame.
+
+An iteration runs from one back edge to the next: first it waits for data (the iterator's `next`), then its body runs.
+The decision to record it is made before the wait, so that a recorded step holds the loading of its batch as well.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Iterable
+from threading import get_ident
+from time import perf_counter_ns
+from types import CodeType, FrameType
+from typing import Any, Protocol
+
+from tcmon.analysis.loops import Loop
+from tcmon.analysis.roles import Role
+from tcmon.monitoring.tool import DISABLE, Tool, events
+from tcmon.steps.sampler import Sampler
+
+_LOCAL_EVENTS = events.INSTRUCTION | events.PY_RETURN | events.PY_YIELD | events.PY_RESUME
+
+
+class RecordedStep:
+    """A step that the sampler picked, from the decision until its end. Times are `perf_counter_ns`."""
+
+    __slots__ = ("begin", "body", "end", "loop", "n", "reason", "role", "stage", "thread")
+
+    def __init__(self, role: Role, n: int, loop: int, reason: str, begin: int, thread: int) -> None:
+        self.role = role
+        self.n = n
+        self.loop = loop
+        self.reason = reason
+        self.stage = STAGES[role]
+        self.begin = begin
+        self.body = begin
+        self.end = begin
+        self.thread = thread
+
+
+STAGES = {Role.TRAIN: "training", Role.EVAL: "evaluation"}
+
+
+class StepSink(Protocol):
+    """What the tracker tells about steps. Called from inside monitoring callbacks, in the loop's thread."""
+
+    def step_times(self, loop: int, role: int, n: int, begin: int, body: int, end: int) -> None:
+        """Step `n` of a role (0: training, 1: evaluation) is over. Called for every step: the hot one."""
+
+    def start(self, step: RecordedStep) -> None:
+        """Recording of `step` begins, or goes on after `pause`."""
+
+    def pause(self, step: RecordedStep) -> None:
+        """Another loop's steps, or code outside the loop, run for a while."""
+
+    def finish_recorded(self, step: RecordedStep) -> None:
+        """The step is over; its times are set. Comes after `pause`."""
+
+    def discard(self, step: RecordedStep) -> None:
+        """The iteration never began: its loop was exhausted. Comes after `pause`."""
+
+    def decided(self, role: Role, n: int, reason: str | None) -> None:
+        """Step `n` has begun and is recorded for `reason`, or not (None). Only called if `tells_decisions`."""
+
+
+class _Counter:
+    """The steps of one role in this process."""
+
+    __slots__ = ("code", "count", "next", "role", "sampler")
+
+    def __init__(self, role: Role, sampler: Sampler) -> None:
+        self.role = role
+        self.code = list(Role).index(role)
+        self.sampler = sampler
+        self.count = 0
+        self.next = sampler.next_after(0)
+
+
+class _Activation:
+    """One run of a watched loop in one frame."""
+
+    __slots__ = ("begin", "body", "frame", "n", "passive", "recorded", "thread", "waiting", "watched")
+
+    def __init__(self, watched: WatchedLoop, frame: int, thread: int, begin: int) -> None:
+        self.watched = watched
+        # The frame's id, not the frame: the activation ends with the frame at the latest.
+        self.frame = frame
+        self.thread = thread
+        self.begin = begin
+        self.body = begin
+        self.n = 0
+        self.waiting = True
+        self.passive = False
+        self.recorded: RecordedStep | None = None
+
+
+class WatchedLoop:
+    """A loop whose iterations are counted as steps of its role."""
+
+    __slots__ = ("active", "code", "counter", "id", "loop", "role", "tracker")
+
+    def __init__(self, tracker: Tracker, id: int, code: CodeType, loop: Loop, role: Role) -> None:
+        self.tracker = tracker
+        self.id = id
+        self.code = code
+        self.loop = loop
+        self.role = role
+        self.counter = tracker.counters[role]
+        self.active: dict[int, _Activation] = {}
+
+    # Called for each event at one of the loop's places, with the id of the frame and the time: the hot paths.
+
+    def back_edge(self, frame: int, now: int) -> None:
+        activation = self.active.get(frame)
+        if activation is None or activation.waiting or activation.passive:
+            return
+        self.tracker.sink.step_times(self.id, self.counter.code, activation.n, activation.begin, activation.body, now)
+        if activation.recorded is not None:
+            self.tracker.end_recorded(activation, now)
+            now = perf_counter_ns()
+        activation.begin = now
+        activation.waiting = True
+        if self.counter.count + 1 >= self.counter.next:
+            self.tracker.decide(activation)
+
+    def start(self, frame: int, now: int) -> None:
+        activation = self.active.get(frame)
+        if activation is None:
+            activation = self.tracker.enter(self, frame, now)
+        if not activation.waiting:
+            return
+        activation.waiting = False
+        activation.body = now
+        counter = self.counter
+        n = counter.count + 1
+        counter.count = n
+        activation.n = n
+        if activation.recorded is not None or self.tracker.tells_decisions:
+            self.tracker.begin(activation)
+
+    # Once for each activation
+
+    def entry(self, frame: int, now: int) -> None:
+        if frame in self.active:
+            self.tracker.leave(self.active.pop(frame), now)
+        self.tracker.enter(self, frame, now)
+
+    def exit(self, frame: int, now: int) -> None:
+        activation = self.active.pop(frame, None)
+        if activation is not None:
+            self.tracker.leave(activation, now)
+
+
+type _Place = Callable[[int, int], None]
+
+
+class Tracker:
+    """Counts the steps of watched loops and tells a sink of them.
+
+    `failed` is called once with an exception that a callback caught; the tracker is silent from then on.
+    """
+
+    def __init__(
+        self,
+        tool: Tool,
+        other_tool: Tool,
+        samplers: dict[Role, Sampler],
+        sink: StepSink,
+        *,
+        tells_decisions: bool,
+        failed: Callable[[Exception], None],
+    ) -> None:
+        self.sink = sink
+        self.tells_decisions = tells_decisions
+        self.counters = {role: _Counter(role, sampler) for role, sampler in samplers.items()}
+        self.callbacks = 0
+        self.callback_ns = 0
+        self._tool = tool
+        self._other_tool = other_tool
+        self._failed = failed
+        self._places: dict[int, dict[int, tuple[_Place, ...]]] = {}
+        self._loops: dict[int, list[WatchedLoop]] = {}
+        self._stacks: dict[int, list[_Activation]] = {}
+        self._suspended: dict[int, list[_Activation]] = {}
+        tool.on(events.INSTRUCTION, self._instruction_callback())
+        tool.on(events.PY_RETURN, self._on_frame_end)
+        tool.on(events.PY_UNWIND, self._on_frame_end)
+        tool.on(events.PY_YIELD, self._on_yield)
+        tool.on(events.PY_RESUME, self._on_resume)
+
+    # Watching
+
+    def watch(self, code: CodeType, loops: Iterable[tuple[int, Loop, Role]]) -> list[WatchedLoop]:
+        """Count the iterations of loops of `code`, given with their ids, from now on."""
+        watched = self._loops.setdefault(id(code), [])
+        added = [WatchedLoop(self, loop_id, code, loop, role) for loop_id, loop, role in loops]
+        watched += added
+        # Where loops meet in one instruction, inner ones are left before outer ones end their iteration, and outer
+        # ones begin theirs before inner ones are entered.
+        inner_first = sorted(watched, key=lambda w: len(w.loop.body))
+        places: dict[int, list[_Place]] = {}
+        for kind in ("exit", "back_edge", "entry", "start"):
+            for loop in inner_first if kind in ("exit", "back_edge") else reversed(inner_first):
+                for offset in _offsets(loop.loop, kind):
+                    places.setdefault(offset, []).append(getattr(loop, kind))
+        self._places[id(code)] = {offset: tuple(found) for offset, found in places.items()}
+        self._tool.watch_instructions(code, _LOCAL_EVENTS, self._other_tool)
+        return added
+
+    def adopt(self, watched: WatchedLoop, frame: FrameType) -> None:
+        """Count the iteration that `frame` is in the middle of."""
+        watched.start(id(frame), perf_counter_ns())
+
+    def is_counting(self, role: Role) -> bool:
+        """Whether the current thread is inside a loop of `role`."""
+        return any(a.watched.role is role for a in self._stacks.get(get_ident(), ()))
+
+    def close(self) -> None:
+        """End what is open, as if every loop were left now."""
+        now = perf_counter_ns()
+        for loops in self._loops.values():
+            for watched in loops:
+                for frame in list(watched.active):
+                    watched.exit(frame, now)
+
+    # Events
+
+    def _instruction_callback(self) -> Callable[[CodeType, int], Any]:
+        places_of = self._places
+        now = perf_counter_ns
+        frame_of = sys._getframe
+
+        def on_instruction(code: CodeType, offset: int) -> Any:
+            begin = now()
+            try:
+                places = places_of[id(code)].get(offset)
+                if places is None:
+                    return DISABLE
+                frame = id(frame_of(1))
+                for place in places:
+                    place(frame, begin)
+            except Exception as error:
+                self._failed(error)
+            self.callbacks += 1
+            self.callback_ns += now() - begin
+            return None
+
+        return on_instruction
+
+    def _on_frame_end(self, code: CodeType, _offset: int, _value: object) -> None:
+        loops = self._loops.get(id(code))
+        if loops is None:
+            return
+        try:
+            frame = id(sys._getframe(1))
+            ended = [w.active.pop(frame) for w in loops if frame in w.active]
+            if ended:
+                self._suspended.pop(frame, None)
+                now = perf_counter_ns()
+                for activation in self._innermost_first(ended):
+                    self.leave(activation, now)
+        except Exception as error:
+            self._failed(error)
+
+    def _on_yield(self, code: CodeType, _offset: int, _value: object) -> None:
+        try:
+            frame = id(sys._getframe(1))
+            held = [w.active[frame] for w in self._loops.get(id(code), ()) if frame in w.active]
+            if held:
+                self._suspended[frame] = list(reversed(self._innermost_first(held)))
+                self._remove(held)
+        except Exception as error:
+            self._failed(error)
+
+    def _on_resume(self, _code: CodeType, _offset: int) -> None:
+        try:
+            held = self._suspended.pop(id(sys._getframe(1)), None)
+            for activation in held or ():
+                activation.thread = get_ident()
+                self._push(activation)
+        except Exception as error:
+            self._failed(error)
+
+    # Entering and leaving
+
+    def enter(self, watched: WatchedLoop, frame: int, now: int) -> _Activation:
+        activation = _Activation(watched, frame, get_ident(), now)
+        watched.active[frame] = activation
+        if watched.role is Role.TRAIN and self.is_counting(Role.TRAIN):
+            activation.passive = True  # the outermost training loop is the one whose iterations are steps
+            activation.waiting = False
+            return activation
+        self._push(activation)
+        if watched.counter.count + 1 >= watched.counter.next:
+            self.decide(activation)
+        return activation
+
+    def leave(self, activation: _Activation, now: int) -> None:
+        if activation.passive:
+            return
+        if not activation.waiting:
+            watched = activation.watched
+            self.sink.step_times(watched.id, watched.counter.code, activation.n, activation.begin, activation.body, now)
+            if activation.recorded is not None:
+                self.end_recorded(activation, now)
+        self._remove([activation])
+        if activation.recorded is not None:
+            self.sink.discard(activation.recorded)
+            activation.recorded = None
+
+    def _innermost_first(self, activations: list[_Activation]) -> list[_Activation]:
+        return sorted(activations, key=lambda activation: len(activation.watched.loop.body))
+
+    def _push(self, activation: _Activation) -> None:
+        stack = self._stacks.setdefault(activation.thread, [])
+        if stack and stack[-1].recorded is not None:
+            self.sink.pause(stack[-1].recorded)
+        stack.append(activation)
+        if activation.recorded is not None:
+            self.sink.start(activation.recorded)
+
+    def _remove(self, activations: list[_Activation]) -> None:
+        """Take activations off their threads' stacks; the recording below them goes on."""
+        for activation in activations:
+            stack = self._stacks.get(activation.thread, [])
+            if activation not in stack:
+                continue
+            was_top = stack[-1] is activation
+            if was_top and activation.recorded is not None:
+                self.sink.pause(activation.recorded)
+            stack.remove(activation)
+            if not stack:
+                del self._stacks[activation.thread]
+            elif was_top and stack[-1].recorded is not None:
+                self.sink.start(stack[-1].recorded)
+
+    # Decisions
+
+    def decide(self, activation: _Activation) -> None:
+        """Ask the sampler about the step that may begin now."""
+        counter = activation.watched.counter
+        n = counter.count + 1
+        reason = counter.sampler.reason(n)
+        counter.next = n if reason is not None else counter.sampler.next_after(n)
+        if reason is not None:
+            step = RecordedStep(counter.role, n, activation.watched.id, reason, activation.begin, activation.thread)
+            activation.recorded = step
+            self.sink.start(step)
+
+    def begin(self, activation: _Activation) -> None:
+        """The body of a step begins that is recorded, or whose decision is to be told."""
+        step = activation.recorded
+        counter = activation.watched.counter
+        if step is not None:
+            step.body = activation.body
+            if step.n != activation.n:  # another thread's step took the number
+                step.n = activation.n
+                step.reason = counter.sampler.reason(step.n) or step.reason
+            counter.next = counter.sampler.next_after(activation.n)
+        if self.tells_decisions:
+            self.sink.decided(counter.role, activation.n, None if step is None else step.reason)
+
+    def end_recorded(self, activation: _Activation, now: int) -> None:
+        step = activation.recorded
+        if step is not None:
+            activation.recorded = None
+            step.end = now
+            stack = self._stacks.get(activation.thread)
+            if stack and stack[-1] is activation:
+                self.sink.pause(step)
+            self.sink.finish_recorded(step)
+
+
+def _offsets(loop: Loop, kind: str) -> Iterable[int]:
+    if kind == "exit":
+        return loop.exits
+    if kind == "back_edge":
+        return loop.back_edges
+    if kind == "entry":
+        return loop.entries
+    return (loop.start,)

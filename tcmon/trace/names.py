@@ -1,0 +1,76 @@
+"""Small numbers for functions and exception types, and the records that say what each number means."""
+
+from __future__ import annotations
+
+import sys
+from types import CodeType, ModuleType
+from typing import Any
+
+RETURNED = 0
+YIELDED = -1
+
+
+class NameTable:
+    """Numbers code objects from 1 and exception types so that `-number - 1` is at most -2.
+
+    Code objects are told apart by identity and kept alive, so that an id stays that of one function.
+    """
+
+    def __init__(self, returned: object, yielded: object) -> None:
+        self._numbers: dict[int, int] = {id(returned): RETURNED, id(yielded): YIELDED}
+        self._kept: list[object] = [returned, yielded]
+        self._functions = 0
+        self._exceptions = 0
+        self._modules: dict[str, str] = {}
+        self._modules_seen = 0
+        self._new: list[dict[str, Any]] = []
+
+    def numbers(self, things: list[Any]) -> list[int]:
+        """The number of each code object, exception type or marker."""
+        known = self._numbers
+        try:
+            return [known[id(thing)] for thing in things]
+        except KeyError:
+            for thing in things:
+                if id(thing) not in known:
+                    self._add(thing)
+            return [known[id(thing)] for thing in things]
+
+    def take_new(self) -> list[dict[str, Any]]:
+        """The records of numbers given since the last call: the trace must hold them before their numbers are used."""
+        new, self._new = self._new, []
+        return new
+
+    def _add(self, thing: Any) -> None:
+        self._kept.append(thing)
+        if isinstance(thing, CodeType):
+            self._functions += 1
+            self._numbers[id(thing)] = self._functions
+            self._new.append(
+                {
+                    "kind": "function",
+                    "id": self._functions,
+                    "module": self._module(thing.co_filename),
+                    "qualname": thing.co_qualname,
+                    "file": thing.co_filename,
+                    "line": thing.co_firstlineno,
+                }
+            )
+        else:
+            self._exceptions += 1
+            self._numbers[id(thing)] = -self._exceptions - 1
+            # type.__qualname__, not the attribute: a metaclass of the program must not be asked.
+            name = type.__getattribute__(thing, "__qualname__")
+            self._new.append({"kind": "exception", "id": self._exceptions, "name": name})
+
+    def _module(self, file: str) -> str | None:
+        """The name of the module whose source is `file`, or None."""
+        if file not in self._modules and self._modules_seen != len(sys.modules):
+            self._modules_seen = len(sys.modules)
+            for name, module in list(sys.modules.items()):
+                if isinstance(module, ModuleType):
+                    # The dictionary itself: a module's __getattr__ is code of the program.
+                    path = ModuleType.__getattribute__(module, "__dict__").get("__file__")
+                    if isinstance(path, str):
+                        self._modules.setdefault(path, name)
+        return self._modules.get(file)
