@@ -2,10 +2,16 @@
 
 A thread's events in one step make a stack: an event with a function pushes a call, any other event ends
 the innermost one. An end without an open call belongs to a call that began before the recording, and is
-passed over; a call that is still open at the end of the step is unfinished, and ends there.
+passed over. A call that is still open at the end of the step is unfinished, and ends there; where calls
+were dropped it ends with the last event that is known.
+
+Recording pauses while another loop's steps run within the step (an evaluation, say). The pause is part of
+the calls that it fell into but nobody's self time. The step's own thread is in the same calls when
+recording goes on; of other threads nothing is known by then, so their calls end, unfinished, with the
+last event before the pause.
 """
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Final
 
@@ -61,24 +67,25 @@ def call_trees(
     roots: list[Call] = []
     for thread, thread_rows in _by_thread(rows).items():
         tree = _Tree(thread, functions)
-        now = 0
+        now = thread_rows[0].begin
         for row in thread_rows:
-            # Rows of a thread follow each other; where a damaged trace says otherwise, time still never
-            # goes back.
-            now = max(now, row.begin)
+            if row.begin > now:
+                tree.pause(row.begin - now) if thread == step.thread else tree.end_all(now)
+                now = row.begin
             for what, passed in zip(row.what, row.at, strict=True):
                 now += passed
                 if what > 0:
                     tree.start(what, now)
                 else:
                     tree.end(now, _outcome(what, exceptions))
-        roots += tree.finish(max(now, step.begin + step.end))
+        tree.end_all(_last(step, now))
+        roots += tree.outermost
     return tuple(roots)
 
 
 def lost_function(function: int) -> Function:
     """Stands for a function whose record is missing from the trace."""
-    return Function(function, module="", qualname=f"function {function}", file="", line=0)
+    return Function(function, module=None, qualname=f"function {function}", file="", line=0)
 
 
 @dataclass(slots=True)
@@ -100,85 +107,112 @@ class FunctionTime:
     since: int = 0
 
 
-class FunctionTimes(dict[int, FunctionTime]):
-    """Sums over the calls of recorded steps, by the function's id."""
+type FunctionTimes = dict[int, FunctionTime]
+"""Sums over the calls of recorded steps, by the function's id."""
 
-    def add(self, step: Step, rows: Iterable[Calls]) -> None:
-        """Count the calls of a recorded step in."""
-        for thread_rows in _by_thread(rows).values():
-            self._replay(thread_rows, step.begin + step.end)
 
-    def _replay(self, rows: Iterable[Calls], end: int) -> None:
-        # A summary of a long trace spends most of its time here. Every stretch between two events
-        # belongs to the innermost open call, so self time needs no look at children.
-        inner = FunctionTime()  # stands below the outermost call: what it gathers is the loop's own
-        stack: list[FunctionTime] = []
-        now = 0
-        for row in rows:
-            gap = max(0, row.begin - now)
-            now += gap
-            inner.self_ns += gap
-            for what, passed in zip(row.what, row.at, strict=True):
-                now += passed
-                inner.self_ns += passed
-                if what > 0:
-                    stack.append(inner)
-                    try:
-                        inner = self[what]
-                    except KeyError:
-                        inner = self[what] = FunctionTime()
-                    inner.calls += 1
-                    if not inner.open:
-                        inner.since = now
-                    inner.open += 1
-                elif stack:
-                    if what < -1:
-                        inner.raised += 1
-                    inner.open -= 1
-                    if not inner.open:
-                        inner.total_ns += now - inner.since
-                    inner = stack.pop()
-        inner.self_ns += max(0, end - now)
-        now = max(now, end)
-        while stack:
-            inner.open -= 1
-            if not inner.open:
-                inner.total_ns += now - inner.since
-            inner = stack.pop()
+def add_calls(times: FunctionTimes, step: Step, rows: Iterable[Calls]) -> None:
+    """Count the calls of a recorded step in."""
+    for thread, thread_rows in _by_thread(rows).items():
+        _replay(times, step, thread_rows, stays=thread == step.thread)
+
+
+def _replay(times: FunctionTimes, step: Step, rows: Sequence[Calls], *, stays: bool) -> None:
+    # A summary of a long trace spends most of its time here. Every stretch between two events belongs to the
+    # innermost open call, so self time needs no look at children.
+    nobody = inner = FunctionTime()  # stands below the outermost call: what it gathers is the loop's own
+    stack: list[FunctionTime] = []
+    push, pop = stack.append, stack.pop
+    now = rows[0].begin
+    for row in rows:
+        if row.begin > now:
+            if not stays:
+                _end_all(inner, stack, now)
+                inner = nobody
+            now = row.begin
+        for what, passed in zip(row.what, row.at, strict=True):
+            now += passed
+            inner.self_ns += passed
+            if what > 0:
+                push(inner)
+                try:
+                    inner = times[what]
+                except KeyError:
+                    inner = times[what] = FunctionTime()
+                inner.calls += 1
+                if not inner.open:
+                    inner.since = now
+                inner.open += 1
+            elif stack:
+                if what < -1:
+                    inner.raised += 1
+                inner.open -= 1
+                if not inner.open:
+                    inner.total_ns += now - inner.since
+                inner = pop()
+    last = _last(step, now)
+    inner.self_ns += last - now
+    _end_all(inner, stack, last)
+
+
+def _end_all(inner: FunctionTime, stack: list[FunctionTime], now: int) -> None:
+    while stack:
+        inner.open -= 1
+        if not inner.open:
+            inner.total_ns += now - inner.since
+        inner = stack.pop()
+
+
+@dataclass(slots=True)
+class _Open:
+    """A call that has not ended yet."""
+
+    function: int
+    start: int
+    paused: int = 0
+    made: list[Call] = field(default_factory=list)
 
 
 class _Tree:
     """Builds the calls of one thread from their starts and ends."""
 
     def __init__(self, thread: int, functions: Mapping[int, Function]) -> None:
+        self.outermost: list[Call] = []
         self._thread = thread
         self._functions = functions
-        self._outermost: list[Call] = []
-        self._open: list[tuple[int, int, list[Call]]] = []  # function, start, the calls that it made
+        self._open: list[_Open] = []
 
     def start(self, function: int, now: int) -> None:
-        self._open.append((function, now, []))
+        self._open.append(_Open(function, now))
+
+    def pause(self, length: int) -> None:
+        if self._open:
+            self._open[-1].paused += length
 
     def end(self, now: int, outcome: str) -> None:
         if not self._open:
             return
-        function, start, made = self._open.pop()
+        ended = self._open.pop()
         call = Call(
-            function=self._functions.get(function) or lost_function(function),
-            start_ns=start,
+            function=self._functions.get(ended.function) or lost_function(ended.function),
+            start_ns=ended.start,
             end_ns=now,
             depth=len(self._open),
             thread=self._thread,
             outcome=outcome,
-            self_ns=now - start - sum(each.total_ns for each in made),
-            children=tuple(made),
+            self_ns=now - ended.start - ended.paused - sum(each.total_ns for each in ended.made),
+            children=tuple(ended.made),
         )
-        (self._open[-1][2] if self._open else self._outermost).append(call)
+        (self._open[-1].made if self._open else self.outermost).append(call)
 
-    def finish(self, now: int) -> list[Call]:
+    def end_all(self, now: int) -> None:
         while self._open:
             self.end(now, UNFINISHED)
-        return self._outermost
+
+
+def _last(step: Step, now: int) -> int:
+    """When calls that are open after the last event, at `now`, end."""
+    return now if step.calls_dropped else max(now, step.begin + step.end)
 
 
 def _by_thread(rows: Iterable[Calls]) -> Mapping[int, list[Calls]]:

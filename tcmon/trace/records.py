@@ -56,10 +56,10 @@ class Loop:
 
 @dataclass(frozen=True, slots=True)
 class Function:
-    """A Python function that was called in a recorded step."""
+    """A Python function that was called in a recorded step; `module` is None where it couldn't be told."""
 
     id: int
-    module: str
+    module: str | None
     qualname: str
     file: str
     line: int
@@ -262,7 +262,7 @@ def _loop(obj: Object) -> Loop:
 def _function(obj: Object) -> Function:
     return Function(
         id=fields.number(obj, "id", low=1),
-        module=fields.text(obj, "module"),
+        module=fields.text_or_none(obj, "module"),
         qualname=fields.text(obj, "qualname"),
         file=fields.text(obj, "file"),
         line=fields.number(obj, "line"),
@@ -366,9 +366,7 @@ def _ended(obj: Object) -> Ended:
 
 
 def _seen(obj: Object) -> Seen:
-    return Seen(
-        fields.number(obj, "code_objects"), fields.number(obj, "analysed"), fields.number(obj, "loops")
-    )
+    return Seen(fields.number(obj, "code_objects"), fields.number(obj, "analysed"), fields.number(obj, "loops"))
 
 
 _READERS: Final[Mapping[str, Callable[[Object], Record]]] = {

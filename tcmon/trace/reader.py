@@ -1,0 +1,220 @@
+"""Reads a run directory, one record at a time.
+
+Nothing here holds a whole trace: records come from an iterator, and what is kept to bring calls and
+their step together is one step's worth. A trace that was cut at any byte, or damaged in the middle,
+gives the records that are whole, and counts what isn't.
+"""
+
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+from tcmon.errors import TcmonError
+from tcmon.trace import fields, records
+from tcmon.trace.calltree import Call, call_trees
+from tcmon.trace.fields import Damaged
+from tcmon.trace.journal import StepTimes, read_journal
+from tcmon.trace.records import (
+    FORMAT,
+    Calls,
+    End,
+    ExceptionType,
+    Function,
+    Header,
+    Record,
+    RunMeta,
+    Step,
+    UnknownKind,
+)
+
+_META: Final = "run.json"
+_TRACE: Final = re.compile(r"trace-(\d{1,19})\.jsonl")
+
+# The writer's lines are far shorter; what is longer is damage, and must not be held in memory.
+_LINE_LIMIT: Final = 64 << 20
+
+# Steps of several roles and threads can be open at once, but few. What is more was left over by damage.
+_OPEN_STEPS: Final = 16
+
+
+def open_run(path: Path) -> "Run":
+    """The run that the directory `path` holds.
+
+    Raises TcmonError when there is no such directory or no run in it, when its run.json is damaged, and
+    when another format than this version's was written by a later one.
+    """
+    name = repr(str(path))
+    try:
+        if not path.is_dir():
+            raise TcmonError(f"not a directory: {name}" if path.exists() else f"no such directory: {name}")
+        data = (path / _META).read_bytes()
+        files = sorted(path.iterdir())
+    except FileNotFoundError:
+        raise TcmonError(f"{name} holds no tcmon run (no {_META})") from None
+    except (OSError, ValueError) as error:
+        raise TcmonError(f"{name} can't be read: {_reason(error)}") from None
+    try:
+        facts = fields.parse(data)
+        _require_known(records.read_format(facts), name)
+        meta = records.read_meta(facts)
+    except Damaged as damage:
+        raise TcmonError(f"{_META} is damaged in {name}: {damage}") from None
+    processes = [Process(each, int(match[1])) for each in files if (match := _TRACE.fullmatch(each.name))]
+    processes.sort(key=lambda process: (process.pid != meta.pid, process.pid))
+    return Run(path, meta, tuple(processes))
+
+
+@dataclass(frozen=True, slots=True)
+class Run:
+    """One run: its facts, and its processes that left a trace; the one that was started first leads."""
+
+    path: Path
+    meta: RunMeta
+    processes: tuple["Process", ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Process:
+    """What one process left in a run directory."""
+
+    trace: Path
+    pid: int
+
+    def read(self) -> "Reading":
+        """The records of the trace, read from its first one on."""
+        return Reading(self.trace)
+
+    def unwritten_steps(self) -> list[StepTimes]:
+        """Times of the latest steps, which the journal keeps since they may not have reached the trace yet.
+
+        While the process runs, read them before the trace: steps then turn up twice, by the same role
+        and number, and not at all never.
+        """
+        try:
+            times = read_journal(self.trace.with_suffix(".journal"))
+        except FileNotFoundError:
+            return []
+        except OSError as error:
+            raise TcmonError(f"the journal of {str(self.trace)!r} can't be read: {_reason(error)}") from None
+        return [each for each in times if _is_sound(each)]
+
+    def recorded_steps(self) -> Iterator["RecordedStep"]:
+        """The steps that were recorded in detail, in the order in which they ended."""
+        functions: dict[int, Function] = {}
+        exceptions: dict[int, ExceptionType] = {}
+        pending = PendingCalls()
+        for record in self.read():
+            match record:
+                case Calls():
+                    pending.add(record)
+                case Function():
+                    functions[record.id] = record
+                case ExceptionType():
+                    exceptions[record.id] = record
+                case Step():
+                    calls = call_trees(record, pending.take(record), functions, exceptions)
+                    yield RecordedStep(record, calls)
+                case _:
+                    pass
+
+
+@dataclass(frozen=True, slots=True)
+class RecordedStep:
+    """A step that was recorded in detail, with the outermost calls of every thread in it."""
+
+    step: Step
+    calls: tuple[Call, ...]
+
+
+class Reading:
+    """One pass over a trace, first record to last. What it tells holds for what was read so far."""
+
+    complete: bool
+    """Whether the trace has an end record: its process came to an end and could say so."""
+
+    damaged: int
+    """Lines that are no record, somewhere before the end; they were passed over."""
+
+    unknown: int
+    """Records of a kind that this version doesn't know; they were passed over."""
+
+    cut: int
+    """Bytes at the end that are the beginning of a record: the process was killed, or is just writing."""
+
+    size: int
+    """Bytes read."""
+
+    def __init__(self, trace: Path) -> None:
+        self._trace = trace
+        self._records = self._pass()
+        self.complete = False
+        self.damaged = self.unknown = self.cut = self.size = 0
+
+    def __iter__(self) -> Iterator[Record]:
+        """The records in order. Raises TcmonError when the file can't be read, or is of a later format."""
+        return self._records
+
+    def _pass(self) -> Iterator[Record]:
+        try:
+            with self._trace.open("rb") as file:
+                while line := file.readline(_LINE_LIMIT):
+                    self.size += len(line)
+                    record = self._record(line)
+                    if record is not None:
+                        yield record
+        except OSError as error:
+            raise TcmonError(f"{str(self._trace)!r} can't be read: {_reason(error)}") from None
+
+    def _record(self, line: bytes) -> Record | None:
+        try:
+            record = records.read_record(line)
+        except UnknownKind:
+            self.unknown += 1
+            return None
+        except Damaged:
+            if line.endswith(b"\n") or len(line) == _LINE_LIMIT:
+                self.damaged += 1
+            else:
+                self.cut = len(line)
+            return None
+        if isinstance(record, Header):
+            _require_known(record.format, repr(str(self._trace)))
+        elif isinstance(record, End):
+            self.complete = True
+        return record
+
+
+class PendingCalls:
+    """Holds the calls of steps being recorded until the record of the step, which follows them, is there."""
+
+    def __init__(self) -> None:
+        self._rows: dict[tuple[str, int], list[Calls]] = {}
+
+    def add(self, calls: Calls) -> None:
+        """Keep `calls` for their step."""
+        self._rows.setdefault((calls.role, calls.n), []).append(calls)
+        if len(self._rows) > _OPEN_STEPS:
+            del self._rows[next(iter(self._rows))]
+
+    def take(self, step: Step) -> list[Calls]:
+        """Everything that was kept for `step`, which is then forgotten."""
+        return self._rows.pop((step.role, step.n), [])
+
+
+def _is_sound(times: StepTimes) -> bool:
+    return (
+        0 < times.n < fields.COUNT_LIMIT
+        and 0 <= times.begin < fields.TIME_LIMIT
+        and 0 <= times.wait <= times.end < fields.TIME_LIMIT
+    )
+
+
+def _require_known(found: int, name: str) -> None:
+    if found > FORMAT:
+        raise TcmonError(f"{name} was written by a newer tcmon (format {found}; this one reads format {FORMAT})")
+
+
+def _reason(error: OSError | ValueError) -> str:
+    return (error.strerror if isinstance(error, OSError) else None) or str(error)
