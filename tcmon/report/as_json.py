@@ -1,0 +1,161 @@
+"""A summary for programs: plain objects that any JSON writer takes.
+
+Times are in milliseconds and shares are fractions of one. What can't be known is null.
+"""
+
+from collections.abc import Mapping
+
+from tcmon.report.summary import (
+    STEP_ROLES,
+    FunctionSummary,
+    LoopSummary,
+    OverheadSummary,
+    ProcessSummary,
+    StepSummary,
+    Summary,
+)
+
+type Json = str | int | float | bool | list["Json"] | dict[str, "Json"] | None
+
+
+def as_json(summary: Summary, *, all_loops: bool = False) -> dict[str, Json]:
+    """The whole summary as one object.
+
+    `run` holds the facts of the run, `loops` the loops that count steps (every loop with `all_loops`),
+    `steps` the figures by role, `functions` those with the most self time over recorded steps,
+    `overhead` what watching cost, `dropped` what the trace lacks, `ranks` the figures of each process,
+    and `findings` those of health checks: no check ran, which `checks` says.
+    """
+    main = summary.main
+    return {
+        "run": _run(summary),
+        "loops": [_loop(each) for each in main.shown_loops(all_loops=all_loops)],
+        "steps": _steps(main, all_loops=all_loops),
+        "functions": [_function(each) for each in main.functions],
+        "overhead": _overhead(main.overhead, main.steps),
+        "dropped": _dropped(main),
+        "notes": [{"level": each.level, "text": each.text} for each in main.notes],
+        "ranks": [_rank(each, all_loops=all_loops) for each in summary.processes],
+        "findings": [],
+        "checks": "not run",
+    }
+
+
+def _run(summary: Summary) -> dict[str, Json]:
+    meta, state, main = summary.meta, summary.state, summary.main
+    end = main.end
+    return {
+        "directory": str(summary.directory),
+        "trace": str(main.trace) if main.trace else None,
+        "trace_bytes": main.trace_bytes,
+        "format": meta.format,
+        "tcmon": meta.tcmon,
+        "command": list(meta.command),
+        "script": meta.script,
+        "cwd": meta.cwd,
+        "python": meta.python,
+        "implementation": meta.implementation,
+        "torch": meta.torch,
+        "platform": meta.platform,
+        "host": meta.host,
+        "pid": meta.pid,
+        "started": meta.started,
+        "options": {key: list(value) if isinstance(value, tuple) else value for key, value in meta.options.items()},
+        "state": str(state.condition),
+        "reason": state.reason,
+        "exit_code": state.exit_code,
+        "duration_ms": _ms(state.clock_ns),
+        "seen": _seen(summary),
+        "hint": end.hint if end else None,
+    }
+
+
+def _seen(summary: Summary) -> Json:
+    seen = summary.seen
+    if seen is None:
+        return None
+    return {"code_objects": seen.code_objects, "analysed": seen.analysed, "loops": seen.loops}
+
+
+def _loop(each: LoopSummary) -> Json:
+    return {
+        "file": each.loop.file,
+        "qualname": each.loop.qualname,
+        "line": each.loop.line,
+        "role": each.loop.role,
+        "found": each.loop.found,
+        "evidence": list(each.loop.evidence),
+        "steps": each.steps,
+        "sampled": each.recorded,
+    }
+
+
+def _steps(process: ProcessSummary, *, all_loops: bool) -> dict[str, Json]:
+    return {each.role: _role(each) for each in process.shown_steps(all_loops=all_loops)}
+
+
+def _role(each: StepSummary) -> Json:
+    return {
+        "count": each.count,
+        "sampled": each.recorded,
+        "p50_ms": _ms(each.p50_ns),
+        "p95_ms": _ms(each.p95_ns),
+        "max_ms": _ms(each.max_ns),
+        "data_wait_share": each.data_wait_share,
+    }
+
+
+def _function(each: FunctionSummary) -> Json:
+    return {
+        "role": each.role,
+        "module": each.function.module,
+        "qualname": each.function.qualname,
+        "file": each.function.file,
+        "line": each.function.line,
+        "calls": each.calls,
+        "raised": each.raised,
+        "self_ms": _ms(each.self_ns),
+        "self_ms_per_step": _ms(each.self_ns / each.steps) if each.steps else None,
+        "total_ms": _ms(each.total_ns),
+    }
+
+
+def _overhead(overhead: OverheadSummary, steps: Mapping[str, StepSummary]) -> Json:
+    measured = overhead.measured
+    return {
+        "callbacks": measured.callbacks if measured else None,
+        "callback_ms": _ms(measured.callback_ns) if measured else None,
+        "dispatch_ms": _ms(measured.dispatch_ns) if measured else None,
+        "write_ms": _ms(measured.write_ns) if measured else None,
+        "events": measured.events if measured else None,
+        "steps_ms": _ms(overhead.wall_ns),
+        "share": overhead.share,
+        "recorded_ratio": {role: steps[role].recorded_ratio for role in STEP_ROLES},
+    }
+
+
+def _dropped(process: ProcessSummary) -> Json:
+    dropped = process.dropped
+    return {
+        "calls": dropped.calls,
+        "damaged_lines": dropped.damaged_lines,
+        "unknown_records": dropped.unknown_records,
+        "cut_bytes": dropped.cut_bytes,
+    }
+
+
+def _rank(process: ProcessSummary, *, all_loops: bool) -> Json:
+    return {
+        "rank": None,
+        "pid": process.pid,
+        "complete": process.end is not None,
+        "calls": process.calls,
+        "raised": process.raised,
+        "steps": _steps(process, all_loops=all_loops),
+        "overhead": _overhead(process.overhead, process.steps),
+        "dropped": _dropped(process),
+    }
+
+
+def _ms(nanoseconds: float | None) -> float | None:
+    return None if nanoseconds is None else round(nanoseconds / 1e6, 6)

@@ -1,0 +1,184 @@
+"""The times of every step of a run, and the figures that come from them."""
+
+from array import array
+from collections.abc import Collection, Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
+from heapq import merge
+from itertools import pairwise
+from statistics import median
+
+from tcmon.trace.journal import StepTimes
+from tcmon.trace.records import Step, Steps
+
+
+def _column() -> "array[int]":
+    return array("q")
+
+
+@dataclass(slots=True)
+class Series:
+    """The steps of one loop in one role, in the order of their numbers: 24 bytes a step.
+
+    `begins` are clock values and `durations` times, in nanoseconds; `waited_ns` is the time that all of
+    them together waited for data.
+    """
+
+    numbers: "array[int]" = field(default_factory=_column)
+    begins: "array[int]" = field(default_factory=_column)
+    durations: "array[int]" = field(default_factory=_column)
+    waited_ns: int = 0
+
+    def starts_activation(self, index: int, recorded: Collection[int]) -> bool:
+        """Whether the loop was entered for this step: it doesn't begin where the one before it ended.
+
+        After a recorded step there is always a gap, in which its record is written; one that is longer
+        than the step itself is taken for an end of the loop.
+        """
+        if index == 0 or self.numbers[index] != self.numbers[index - 1] + 1:
+            return True
+        took = self.durations[index - 1]
+        gap = self.begins[index] - self.begins[index - 1] - took
+        return gap > (took if self.numbers[index - 1] in recorded else 0)
+
+
+type Loop = tuple[Series, Collection[int]]
+"""The steps of one loop, and the numbers of those that were recorded in detail."""
+
+
+class StepLog:
+    """Gathers the times of every step of a process by role and loop, each of them once.
+
+    A step's times are in a row of the trace, or still in the journal (steps since the last row, when the
+    process was killed or runs on), and those of a recorded step also in its own record. The trace's row
+    wins.
+    """
+
+    def __init__(self, journal: Iterable[StepTimes]) -> None:
+        self.series: dict[tuple[str, int], Series] = {}
+        self.recorded: dict[tuple[str, int], set[int]] = {}
+        self._unwritten = {(each.role, each.n): (each.loop, each.begin, each.wait, each.end) for each in journal}
+        self._written: dict[str, int] = {}
+
+    def add_row(self, row: Steps) -> None:
+        """Count in a row of consecutive steps."""
+        size = len(row.begin)
+        if not size:
+            return
+        last = row.first + size - 1
+        series = self.series.setdefault((row.role, row.loop), Series())
+        series.numbers.extend(range(row.first, last + 1))
+        series.begins.extend(row.begin)
+        series.durations.extend(row.end)
+        series.waited_ns += sum(row.wait)
+        self._written[row.role] = max(last, self._written.get(row.role, 0))
+        for key in [key for key in self._unwritten if key[0] == row.role and row.first <= key[1] <= last]:
+            del self._unwritten[key]
+
+    def add_recorded(self, step: Step) -> None:
+        """Note that a step was recorded in detail."""
+        self.recorded.setdefault((step.role, step.loop), set()).add(step.n)
+        if step.n > self._written.get(step.role, 0):
+            self._unwritten.setdefault((step.role, step.n), (step.loop, step.begin, step.wait, step.end))
+
+    def finish(self) -> None:
+        """Count in the steps that no row of the trace had."""
+        for (role, n), (loop, begin, wait, end) in sorted(self._unwritten.items()):
+            series = self.series.setdefault((role, loop), Series())
+            series.numbers.append(n)
+            series.begins.append(begin)
+            series.durations.append(end)
+            series.waited_ns += wait
+        self._unwritten.clear()
+
+    def of_role(self, role: str) -> list[Loop]:
+        """The loops that had steps in a role."""
+        return [
+            (series, self.recorded.get((each, loop), set()))
+            for (each, loop), series in self.series.items()
+            if each == role
+        ]
+
+    def last_ns(self) -> int:
+        """The clock value at which the last step ended; 0 when there was none."""
+        return max((each.begins[-1] + each.durations[-1] for each in self.series.values()), default=0)
+
+    def wall_ns(self) -> int:
+        """The time that was spent in steps of any role; a step within another's counts once."""
+        intervals = merge(*(zip(each.begins, each.durations, strict=True) for each in self.series.values()))
+        covered = until = 0
+        for begin, duration in intervals:
+            end = begin + duration
+            if end > until:
+                covered += end - max(begin, until)
+                until = end
+        return covered
+
+
+def quantile(ordered: Sequence[int], share: float) -> float:
+    """The value below which `share` of the sorted, non-empty `ordered` lie, linear between neighbours."""
+    position = share * (len(ordered) - 1)
+    below = int(position)
+    above = min(below + 1, len(ordered) - 1)
+    return ordered[below] + (position - below) * (ordered[above] - ordered[below])
+
+
+def recorded_ratio(loops: Iterable[Loop]) -> float | None:
+    """How much longer recorded steps took than the steps around them that were not: 1.0 is "no longer".
+
+    Each recorded step is set against the mean of the nearest step before and the nearest after it, in
+    the same loop, that were not recorded; the median over all recorded steps passes over those where
+    something else happened. The first step of an activation and step 1 take part on neither side, since
+    they are slow for reasons of their own. None when no recorded step has such a neighbour.
+    """
+    ratios = [took / usual for loop in loops for took, usual in _against_neighbours(loop) if usual]
+    return median(ratios) if ratios else None
+
+
+def _against_neighbours(loop: Loop) -> Iterator[tuple[int, float]]:
+    series, recorded = loop
+    before: int | None = None
+    waiting: list[tuple[int, int | None]] = []  # recorded steps that no unrecorded one has followed yet
+    for index, (number, duration) in enumerate(zip(series.numbers, series.durations, strict=True)):
+        if number == 1 or series.starts_activation(index, recorded):
+            continue
+        if number in recorded:
+            waiting.append((duration, before))
+            continue
+        for took, earlier in waiting:
+            yield took, duration if earlier is None else (earlier + duration) / 2
+        waiting.clear()
+        before = duration
+    for took, earlier in waiting:
+        if earlier is not None:
+            yield took, earlier
+
+
+@dataclass(frozen=True, slots=True)
+class Slice:
+    """Consecutive steps `first` to `last`: the longest time among them, and how many were recorded."""
+
+    first: int
+    last: int
+    longest_ns: int
+    recorded: int
+
+
+def profile(loops: Iterable[Loop], slices: int) -> tuple[Slice, ...]:
+    """The course of step times over a run, in at most `slices` slices of nearly the same number of steps."""
+    steps = sorted(
+        (number, duration, number in recorded)
+        for series, recorded in loops
+        for number, duration in zip(series.numbers, series.durations, strict=True)
+    )
+    count = min(slices, len(steps))
+    bounds = [part * len(steps) // count for part in range(count + 1)] if count else []
+    return tuple(_slice(steps[low:high]) for low, high in pairwise(bounds))
+
+
+def _slice(steps: Sequence[tuple[int, int, bool]]) -> Slice:
+    return Slice(
+        first=steps[0][0],
+        last=steps[-1][0],
+        longest_ns=max(duration for _, duration, _ in steps),
+        recorded=sum(recorded for _, _, recorded in steps),
+    )

@@ -1,0 +1,304 @@
+"""Sums up a run: what it was, how its steps went, where their time went, and what watching them cost."""
+
+from collections import Counter
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from heapq import nlargest
+from itertools import chain
+from pathlib import Path
+from typing import Final
+
+from tcmon.report.state import State, state_of
+from tcmon.report.steptimes import Slice, StepLog, profile, quantile, recorded_ratio
+from tcmon.trace.calltree import FunctionTimes, add_calls, lost_function
+from tcmon.trace.journal import StepTimes
+from tcmon.trace.reader import PendingCalls, Process, Reading, Run
+from tcmon.trace.records import (
+    ROLES,
+    Calls,
+    End,
+    ExceptionType,
+    Function,
+    Header,
+    Loop,
+    Note,
+    Overhead,
+    Record,
+    RunMeta,
+    Seen,
+    Step,
+    Steps,
+)
+
+STEP_ROLES: Final = ("train", "eval")
+"""Roles of the loops whose iterations are steps."""
+
+PROFILE_SLICES: Final = 60
+"""Into how many slices the course of a role's step times is cut at most."""
+
+# A summary shows a few; a writer in trouble may have left any number.
+_NOTES: Final = 100
+
+
+@dataclass(frozen=True, slots=True)
+class LoopSummary:
+    """A loop, with its steps counted and recorded."""
+
+    loop: Loop
+    steps: int
+    recorded: int
+
+
+@dataclass(frozen=True, slots=True)
+class StepSummary:
+    """The steps of one role in one process; times are in nanoseconds, None where there was no step.
+
+    `p50_ns`, `p95_ns` and `max_ns` are over all steps, recorded or not, the slow first ones included.
+    `data_wait_share` is the part of all steps' time in which they waited for data. `recorded_ratio` is
+    how much longer recorded steps took than the unrecorded ones around them (see
+    `steptimes.recorded_ratio`).
+    """
+
+    role: str
+    count: int
+    recorded: int
+    total_ns: int
+    p50_ns: float | None
+    p95_ns: float | None
+    max_ns: int | None
+    data_wait_share: float | None
+    recorded_ratio: float | None
+    profile: tuple[Slice, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class FunctionSummary:
+    """A function's calls over the recorded steps of one role.
+
+    `calls` counts entries, a generator's resumptions included, and `raised` those that ended by an
+    exception. `self_ns` is time outside of other Python functions, work of C code that it called
+    included; `total_ns` is all the time in it, recursive calls counted once. `steps` recorded steps took
+    `steps_ns` together.
+    """
+
+    role: str
+    function: Function
+    calls: int
+    raised: int
+    self_ns: int
+    total_ns: int
+    steps: int
+    steps_ns: int
+
+
+@dataclass(frozen=True, slots=True)
+class OverheadSummary:
+    """What watching cost, as measured in the run itself.
+
+    `measured` adds up time in step callbacks, the interpreter's cost of calling them, and assembling and
+    writing records; None where the trace doesn't have it (yet). `share` is that sum as a part of the
+    wall time of all steps, `wall_ns`; it leaves out what recording does to the step itself, which
+    `StepSummary.recorded_ratio` shows.
+    """
+
+    measured: Overhead | None
+    wall_ns: int
+    share: float | None
+
+
+@dataclass(frozen=True, slots=True)
+class DroppedSummary:
+    """What the trace lacks: calls beyond the bound, lines that can't be read, records of a kind unknown
+    here, bytes of a record that was cut off at the end."""
+
+    calls: int
+    damaged_lines: int
+    unknown_records: int
+    cut_bytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class ProcessSummary:
+    """One process of a run; `last_ns` is the latest clock value known, `raised` counts calls that raised."""
+
+    pid: int
+    trace: Path | None
+    trace_bytes: int
+    end: End | None
+    last_ns: int
+    loops: tuple[LoopSummary, ...]
+    steps: Mapping[str, StepSummary]
+    functions: tuple[FunctionSummary, ...]
+    calls: int
+    raised: int
+    overhead: OverheadSummary
+    dropped: DroppedSummary
+    notes: tuple[Note, ...]
+
+    def shown_loops(self, *, all_loops: bool) -> list[LoopSummary]:
+        """The loops that count steps, or all of them."""
+        return [each for each in self.loops if all_loops or each.loop.role in STEP_ROLES]
+
+    def shown_steps(self, *, all_loops: bool) -> list[StepSummary]:
+        """The figures of the roles that count steps, or of every role."""
+        return [each for role, each in self.steps.items() if all_loops or role in STEP_ROLES]
+
+
+@dataclass(frozen=True, slots=True)
+class Summary:
+    """A run, summed up. `processes` holds at least one, the one that was started first at the head."""
+
+    directory: Path
+    meta: RunMeta
+    state: State
+    processes: tuple[ProcessSummary, ...]
+
+    @property
+    def main(self) -> ProcessSummary:
+        """The process that the figures of the run are of."""
+        return self.processes[0]
+
+    @property
+    def seen(self) -> Seen | None:
+        """How much code was looked at; None until the run has ended."""
+        return self.main.end.seen if self.main.end else None
+
+    @property
+    def training_loop_found(self) -> bool:
+        """Whether some loop counts training steps."""
+        return any(each.loop.role == "train" for each in self.main.loops)
+
+
+def summarise(run: Run, *, top: int = 10) -> Summary:
+    """Sum `run` up, keeping the `top` functions with the most self time.
+
+    Reads every trace once. Raises TcmonError when one can't be read.
+    """
+    processes = [_summarise(process, run.meta, top) for process in run.processes]
+    if not processes:
+        processes.append(_Gathering(run.meta.loops, []).summary(run.meta.pid, None, None, top))
+    return Summary(run.path, run.meta, state_of(run.meta, processes[0].end), tuple(processes))
+
+
+def _summarise(process: Process, meta: RunMeta, top: int) -> ProcessSummary:
+    gathering = _Gathering(meta.loops if process.pid == meta.pid else (), process.unwritten_steps())
+    reading = process.read()
+    for record in reading:
+        gathering.add(record)
+    return gathering.summary(process.pid, process.trace, reading, top)
+
+
+class _Gathering:
+    """What one process' records come to while they pass by."""
+
+    def __init__(self, loops: Iterable[Loop], journal: Iterable[StepTimes]) -> None:
+        self._loops = {loop.id: loop for loop in loops}
+        self._steps = StepLog(journal)
+        self._functions: dict[int, Function] = {}
+        self._times: dict[str, FunctionTimes] = {}
+        self._recorded_ns: Counter[str] = Counter()
+        self._pending = PendingCalls()
+        self._calls_dropped = 0
+        self._overhead: Overhead | None = None
+        self._notes: list[Note] = []
+        self._end: End | None = None
+
+    def add(self, record: Record) -> None:
+        match record:
+            case Calls():
+                self._pending.add(record)
+            case Step():
+                self._add_step(record)
+            case Steps():
+                self._steps.add_row(record)
+            case Function():
+                self._functions[record.id] = record
+            case Loop():
+                self._loops[record.id] = record
+            case Overhead():
+                self._overhead = record
+            case Note():
+                if len(self._notes) < _NOTES:
+                    self._notes.append(record)
+            case End():
+                self._end = record
+            case Header() | ExceptionType():
+                pass
+
+    def _add_step(self, step: Step) -> None:
+        self._steps.add_recorded(step)
+        self._recorded_ns[step.role] += step.end
+        self._calls_dropped += step.calls_dropped
+        add_calls(self._times.setdefault(step.role, {}), step, self._pending.take(step))
+
+    def summary(self, pid: int, trace: Path | None, reading: Reading | None, top: int) -> ProcessSummary:
+        self._steps.finish()
+        wall_ns = self._steps.wall_ns()
+        times = [time for of_role in self._times.values() for time in of_role.values()]
+        return ProcessSummary(
+            pid=pid,
+            trace=trace,
+            trace_bytes=reading.size if reading else 0,
+            end=self._end,
+            last_ns=max(self._steps.last_ns(), self._end.clock_ns if self._end else 0),
+            loops=tuple(self._loop(loop) for loop in self._loops.values()),
+            steps={role: self._role(role) for role in ROLES},
+            functions=self._top(top),
+            calls=sum(time.calls for time in times),
+            raised=sum(time.raised for time in times),
+            overhead=OverheadSummary(self._overhead, wall_ns, _share(_cost_ns(self._overhead), wall_ns)),
+            dropped=DroppedSummary(
+                calls=self._calls_dropped,
+                damaged_lines=reading.damaged if reading else 0,
+                unknown_records=reading.unknown if reading else 0,
+                cut_bytes=reading.cut if reading else 0,
+            ),
+            notes=tuple(self._notes),
+        )
+
+    def _loop(self, loop: Loop) -> LoopSummary:
+        steps = sum(len(series.numbers) for (_, id_), series in self._steps.series.items() if id_ == loop.id)
+        recorded = sum(len(numbers) for (_, id_), numbers in self._steps.recorded.items() if id_ == loop.id)
+        return LoopSummary(loop, steps, recorded)
+
+    def _role(self, role: str) -> StepSummary:
+        loops = self._steps.of_role(role)
+        ordered = sorted(chain.from_iterable(series.durations for series, _ in loops))
+        total_ns = sum(ordered)
+        return StepSummary(
+            role=role,
+            count=len(ordered),
+            recorded=sum(len(recorded) for _, recorded in loops),
+            total_ns=total_ns,
+            p50_ns=quantile(ordered, 0.50) if ordered else None,
+            p95_ns=quantile(ordered, 0.95) if ordered else None,
+            max_ns=ordered[-1] if ordered else None,
+            data_wait_share=_share(sum(series.waited_ns for series, _ in loops), total_ns),
+            recorded_ratio=recorded_ratio(loops),
+            profile=profile(loops, PROFILE_SLICES),
+        )
+
+    def _top(self, count: int) -> tuple[FunctionSummary, ...]:
+        every = ((role, id_, time) for role, times in self._times.items() for id_, time in times.items())
+        most = nlargest(count, every, key=lambda each: each[2].self_ns)
+        return tuple(
+            FunctionSummary(
+                role=role,
+                function=self._functions.get(id_) or lost_function(id_),
+                calls=time.calls,
+                raised=time.raised,
+                self_ns=time.self_ns,
+                total_ns=time.total_ns,
+                steps=sum(len(recorded) for _, recorded in self._steps.of_role(role)),
+                steps_ns=self._recorded_ns[role],
+            )
+            for role, id_, time in most
+        )
+
+
+def _cost_ns(overhead: Overhead | None) -> int | None:
+    return overhead.callback_ns + overhead.dispatch_ns + overhead.write_ns if overhead else None
+
+
+def _share(part: int | None, whole: int) -> float | None:
+    return None if part is None or not whole else part / whole

@@ -1,0 +1,292 @@
+"""A summary for people: one screen of text, coloured on a terminal that wants colours."""
+
+import shlex
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Final
+
+from rich.console import Console, RenderableType
+from rich.padding import Padding
+from rich.table import Table
+from rich.text import Text
+
+from tcmon.report import wording
+from tcmon.report.state import Condition
+from tcmon.report.summary import LoopSummary, ProcessSummary, StepSummary, Summary
+from tcmon.trace.records import Function
+
+_BARS: Final = "▁▂▃▄▅▆▇█"
+_ASCII_BARS: Final = ".:-=+*#@"
+
+_LABEL_WIDTH: Final = 10
+_PLACE_WIDTH: Final = 16
+_LEAST_WIDTH: Final = 72  # of the tables; a narrower terminal breaks their lines itself
+_NOTES_SHOWN: Final = 5
+
+_HEADING: Final = "bold"
+_FAINT: Final = "dim"
+_GOOD: Final = "green"
+_MARKED: Final = "cyan"
+_BAD: Final = "yellow"
+
+_HOW_FOUND: Final = {
+    "static": "found in its code",
+    "dynamic": "found as it ran",
+    "manual": "marked by the program",
+}
+
+_HOW_ENDED: Final = {"exception": "ended by an exception", "interrupt": "was interrupted"}
+
+
+def render(summary: Summary, console: Console, *, all_loops: bool = False) -> None:
+    """Print `summary` on `console`: the loops that count steps, or every loop with `all_loops`.
+
+    Texts of the watched program appear without anything that a terminal would act on.
+    """
+    page = _Page(summary, console, all_loops=all_loops)
+    sections = (page.heading(), page.loops(), page.steps(), page.course(), page.functions(), page.costs())
+    for section in map(list, sections):
+        for line in (line for part in section for line in _lines(part, console)):
+            _print(line, console)
+        if section:
+            console.print()
+    for line in page.whereabouts():
+        _print(line, console)
+
+
+def _lines(part: RenderableType, console: Console) -> Iterator[Text]:
+    """What `part` looks like, without the blanks that rich fills its lines with."""
+    options = console.options.update(width=max(console.width, _LEAST_WIDTH))
+    for segments in console.render_lines(part, options, pad=False):
+        line = Text.assemble(*((segment.text, segment.style or "") for segment in segments))
+        line.rstrip()
+        yield line
+
+
+def _print(line: Text, console: Console) -> None:
+    # Lines are broken where they are made; paths and commands to be copied are not broken at all.
+    console.print(line, highlight=False, soft_wrap=True)
+
+
+class _Page:
+    """The sections of the text, from top to bottom."""
+
+    def __init__(self, summary: Summary, console: Console, *, all_loops: bool) -> None:
+        self._summary = summary
+        self._main = summary.main
+        self._all_loops = all_loops
+        self._encoding = console.encoding
+        self._ascii = console.options.ascii_only
+        self._ellipsis = "~" if self._ascii else "…"
+        self._width = max(console.width, _LEAST_WIDTH)
+        self._cwd = Path.cwd()
+
+    def heading(self) -> Iterator[RenderableType]:
+        meta = self._summary.meta
+        yield Text.assemble(self._text(wording.path(meta.script, self._cwd), _HEADING), "  ", self._state())
+        yield self._text(shlex.join(meta.command), _FAINT)
+        torch = f"torch {meta.torch}" if meta.torch else "no torch"
+        facts = f"Python {meta.python}, {torch}, pid {meta.pid} on {meta.host}, {wording.moment(meta.started)}"
+        yield self._text(facts, _FAINT)
+
+    def loops(self) -> Iterator[RenderableType]:
+        if not self._summary.training_loop_found:
+            yield from self._no_training_loop()
+        shown = self._main.shown_loops(all_loops=self._all_loops)
+        if shown:
+            yield Text("Loops", _HEADING)
+        for each in shown:
+            yield from self._loop(each)
+
+    def steps(self) -> Iterator[RenderableType]:
+        shown = [each for each in self._main.shown_steps(all_loops=self._all_loops) if each.count]
+        if not shown:
+            return
+        table = _table()
+        table.add_column("Steps", no_wrap=True)
+        for head in ("counted", "recorded", "p50", "p95", "longest", "waiting for data"):
+            table.add_column(head, justify="right", no_wrap=True)
+        for each in shown:
+            table.add_row(
+                each.role,
+                wording.count(each.count),
+                wording.count(each.recorded),
+                wording.duration(each.p50_ns),
+                wording.duration(each.p95_ns),
+                wording.duration(each.max_ns),
+                wording.share(each.data_wait_share),
+            )
+        yield table
+
+    def course(self) -> Iterator[RenderableType]:
+        shown = self._main.shown_steps(all_loops=self._all_loops)
+        steps = next((each for each in shown if each.count > 1), None)
+        if steps is None or len(steps.profile) + 2 > self._width:
+            return
+        slices = steps.profile
+        most = max(each.last - each.first + 1 for each in slices)
+        what = "each step" if most == 1 else f"the longest of every {most} steps"
+        scale = f"{steps.role} steps {slices[0].first:,} to {slices[-1].last:,}, {what}; middle: p50"
+        yield Text.assemble(("Time of steps", _HEADING), (f"  {scale}", _FAINT))
+        yield Padding(self._bars(steps), (0, 0, 0, 2))
+        if not all(each.recorded for each in slices):
+            mark = "^" if self._ascii else "•"
+            marks = Text("".join(mark if each.recorded else " " for each in slices), _MARKED)
+            if len(slices) + 14 <= self._width:
+                marks.append("  recorded", _FAINT)
+            yield Padding(marks, (0, 0, 0, 2))
+
+    def functions(self) -> Iterator[RenderableType]:
+        functions = self._main.functions
+        if not functions:
+            return
+        recorded = [f"{each.recorded:,} {role}" for role, each in self._main.steps.items() if each.recorded]
+        yield Text.assemble(
+            ("Functions by self time", _HEADING), (f"  per recorded step ({', '.join(recorded)})", _FAINT)
+        )
+        columns = {
+            "self": [wording.duration(each.self_ns / each.steps) for each in functions],
+            "share": [wording.share(each.self_ns / each.steps_ns if each.steps_ns else None) for each in functions],
+            "total": [wording.duration(each.total_ns / each.steps) for each in functions],
+            "calls": [wording.count(each.calls / each.steps) for each in functions],
+        }
+        if len(recorded) > 1:
+            columns["in"] = [each.role for each in functions]
+        # What the figures and the gaps leave is for names and places; a name goes first, but not over all
+        # of it.
+        room = self._width - sum(max(len(head), *map(len, cells)) + 2 for head, cells in columns.items()) - 2
+        names = [wording.printable(each.function.qualname, self._encoding) for each in functions]
+        for_names = max(8, min(max(map(len, names)), room - _PLACE_WIDTH))
+        columns["function"] = [wording.cropped(name, for_names, self._ellipsis) for name in names]
+        columns[""] = [self._place(each.function, room - for_names) for each in functions]
+        table = _table()
+        for head in columns:
+            left = head in ("in", "function", "")
+            table.add_column(head, justify="left" if left else "right", no_wrap=True, style="" if head else _FAINT)
+        for row in zip(*columns.values(), strict=True):
+            table.add_row(*map(Text, row))
+        yield table
+        if self._main.raised:
+            calls = wording.counted(self._main.calls, "call")
+            yield self._text(f"{self._main.raised:,} of {calls} ended by an exception", _FAINT)
+
+    def costs(self) -> Iterator[RenderableType]:
+        yield _labelled("Overhead", self._text(self._overhead()))
+        yield _labelled("Dropped", self._dropped())
+        notes = self._main.notes
+        for note in notes[:_NOTES_SHOWN]:
+            yield _labelled("Note", self._text(note.text))
+        if len(notes) > _NOTES_SHOWN:
+            yield _labelled("", Text(f"{len(notes) - _NOTES_SHOWN} more notes in the trace"))
+        for process in self._summary.processes[1:]:
+            yield _labelled("Also", self._text(self._other(process)))
+
+    def whereabouts(self) -> Iterator[Text]:
+        directory = wording.path(str(self._summary.directory.absolute()), self._cwd)
+        written = sum(process.trace_bytes for process in self._summary.processes)
+        for label, text in (
+            ("Trace", f"{directory} ({wording.size(written)})"),
+            ("Next", f"tcmon report {shlex.quote(directory)} --json"),
+        ):
+            yield Text.assemble((f"{label:<{_LABEL_WIDTH}}", _HEADING), self._text(text))
+
+    def _state(self) -> Text:
+        state = self._summary.state
+        known = wording.duration(self._main.last_ns)
+        match state.condition:
+            case Condition.ENDED:
+                how = _HOW_ENDED.get(state.reason or "", "ended")
+                code = "" if state.exit_code is None else f", exit code {state.exit_code}"
+                style = _GOOD if state.reason == "exit" and not state.exit_code else _BAD
+                return Text(f"{how} after {wording.duration(state.clock_ns)}{code}", style)
+            case Condition.RUNNING:
+                return Text(f"still running; read up to {known}", _MARKED)
+            case Condition.KILLED:
+                return Text(f"was killed; the last known step ended at {known}", _BAD)
+            case Condition.UNKNOWN:
+                return self._text(f"running or killed, {self._summary.meta.host} knows; read up to {known}", _BAD)
+
+    def _no_training_loop(self) -> Iterator[RenderableType]:
+        yield Text("No training loop was found." if self._main.end else "No training loop was found so far.", _BAD)
+        seen = self._summary.seen
+        if seen is not None:
+            ran = wording.counted(seen.code_objects, "code object")
+            loops = wording.counted(seen.loops, "loop")
+            yield Text(f"{ran} ran; {seen.analysed:,} of them were analysed, with {loops} in them.")
+        if self._main.end and self._main.end.hint:
+            yield self._text(self._main.end.hint)
+
+    def _loop(self, each: LoopSummary) -> Iterator[RenderableType]:
+        loop = each.loop
+        where = f"{wording.path(loop.file, self._cwd)}:{loop.line}"
+        steps = f"{wording.counted(each.steps, 'step')}, {each.recorded:,} recorded"
+        line = Text.assemble((f"{loop.role:<6}", _MARKED), self._text(f"{where} in {loop.qualname}  {steps}"))
+        yield Padding(line, (0, 0, 0, 2))
+        evidence = "; ".join([_HOW_FOUND[loop.found], *loop.evidence])
+        yield Padding(self._text(evidence, _FAINT), (0, 0, 0, 8))
+
+    def _bars(self, steps: StepSummary) -> Text:
+        bars = _ASCII_BARS if self._ascii else _BARS
+        # Twice the median fills the height: usual steps stand in the middle, and one slow step flattens none.
+        full = 2 * (steps.p50_ns or 1)
+        line = Text()
+        for each in steps.profile:
+            level = min(int(each.longest_ns / full * len(bars)), len(bars) - 1)
+            line.append(bars[level], _BAD if each.longest_ns >= full else _MARKED if each.recorded else _FAINT)
+        return line
+
+    def _overhead(self) -> str:
+        overhead, measured = self._main.overhead, self._main.overhead.measured
+        parts = ["not measured yet"]
+        if measured is not None:
+            callbacks = wording.duration(measured.callback_ns + measured.dispatch_ns)
+            written = wording.duration(measured.write_ns)
+            parts = [f"{wording.share(overhead.share)} of step time (callbacks {callbacks}, writing {written})"]
+        parts += [
+            f"recorded {role} steps took {steps.recorded_ratio:.2f} times as long as those around them"
+            for role, steps in self._main.steps.items()
+            if steps.recorded_ratio is not None
+        ]
+        return "; ".join(parts)
+
+    def _dropped(self) -> Text:
+        dropped = self._main.dropped
+        parts = [
+            f"{wording.counted(number, noun)} {what}"
+            for number, noun, what in (
+                (dropped.calls, "call", "beyond the bound of a step"),
+                (dropped.damaged_lines, "damaged line", "in the trace"),
+                (dropped.unknown_records, "record", "of a later version"),
+                (dropped.cut_bytes, "byte", "of a record cut off at the end"),
+            )
+            if number
+        ]
+        return Text("; ".join(parts), _BAD) if parts else Text("nothing")
+
+    def _other(self, process: ProcessSummary) -> str:
+        shown = process.shown_steps(all_loops=self._all_loops)
+        counts = [wording.counted(each.count, f"{each.role} step") for each in shown if each.count]
+        return f"process {process.pid}: {', '.join(counts) or 'no steps'}"
+
+    def _place(self, function: Function, width: int) -> str:
+        if not function.file:
+            return ""
+        line = f":{function.line}"
+        file = wording.printable(wording.path(function.file, self._cwd), self._encoding)
+        return wording.cropped_path(file, width - len(line), self._ellipsis) + line
+
+    def _text(self, text: str, style: str = "") -> Text:
+        # A Text and no string: in a string, rich would look for markup.
+        return Text(wording.printable(text, self._encoding), style)
+
+
+def _table() -> Table:
+    return Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style=_HEADING)
+
+
+def _labelled(label: str, content: Text) -> Table:
+    line = Table.grid()
+    line.add_column(width=_LABEL_WIDTH, no_wrap=True, style=_HEADING)
+    line.add_column()
+    line.add_row(label, content)
+    return line
