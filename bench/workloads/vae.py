@@ -63,9 +63,7 @@ def train(model, loader, optimizer, epoch):
         train_loss += loss.item()
         optimizer.step()
         if batch_idx % 40 == 0:
-            print(
-                f"epoch {epoch} [{batch_idx * len(data)}/{len(loader.dataset)}] {loss.item() / len(data):.4f}"
-            )
+            print(f"epoch {epoch} [{batch_idx * len(data)}/{len(loader.dataset)}] {loss.item() / len(data):.4f}")
     print(f"epoch {epoch}: average loss {train_loss / len(loader.dataset):.4f}")
 
 

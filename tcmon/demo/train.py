@@ -161,9 +161,7 @@ def main() -> None:
     split = len(text) * 9 // 10
     train_set, validation_set = Windows(text[:split]), Windows(text[split:])
     sampler = RandomSampler(train_set, replacement=True, num_samples=args.steps_per_epoch * args.batch_size)
-    train_loader = DataLoader(
-        train_set, batch_size=args.batch_size, sampler=sampler, num_workers=args.workers
-    )
+    train_loader = DataLoader(train_set, batch_size=args.batch_size, sampler=sampler, num_workers=args.workers)
     wanted = VALIDATION_BATCHES * args.batch_size
     validation_loader = DataLoader(
         Subset(validation_set, [i * len(validation_set) // wanted for i in range(wanted)]),
