@@ -6,6 +6,7 @@ import statistics
 import subprocess
 import sys
 import time
+import tracemalloc
 from collections.abc import Sequence
 from itertools import pairwise
 from pathlib import Path
@@ -169,6 +170,9 @@ def test_the_course_of_step_times_keeps_the_longest_and_the_recorded(tmp_path: P
     assert all(before.last + 1 == after.first for before, after in pairwise(profile))
     assert [each.longest_ns for each in profile if each.longest_ns > 10] == [99]
     assert sum(each.recorded for each in profile) == 2
+    halves = [header(), steps([1, 1], first=3), steps([2, 2], first=1, loop=2)]
+    numbers = [each.first for each in summary_of(tmp_path / "halves", halves).main.steps["train"].profile]
+    assert numbers == [1, 2, 3, 4]
     few = summary_of(tmp_path / "few", [header(), steps([1, 2, 3])]).main.steps["train"].profile
     assert [(each.first, each.last, each.longest_ns) for each in few] == [(1, 1, 1), (2, 2, 2), (3, 3, 3)]
 
@@ -276,6 +280,26 @@ def test_a_process_that_has_only_the_same_id_is_another_one(tmp_path: Path) -> N
 
 def test_of_another_host_nothing_is_claimed(tmp_path: Path) -> None:
     assert summary_of(tmp_path, None, ended=None, host="elsewhere").state.condition == Condition.UNKNOWN
+
+
+def test_memory_does_not_grow_with_the_trace(tmp_path: Path) -> None:
+    events = [event for id in range(1, 101) for event in ((id, 1000), (0, 2000))] * 20
+
+    def peak(count: int) -> int:
+        directory = write_run(tmp_path / str(count), None)
+        with (directory / f"trace-{PID}.jsonl").open("wb") as trace:
+            for n in range(1, count + 1):
+                trace.write(encode([calls(n, n * 10**8, events), step(n, n * 10**8, 10**8)]))
+        run = open_run(directory)
+        tracemalloc.start()
+        try:
+            summarise(run)
+            return tracemalloc.get_traced_memory()[1]
+        finally:
+            tracemalloc.stop()
+
+    peak(1)  # what is made once and kept
+    assert peak(40) < 1.5 * peak(4)
 
 
 @settings(max_examples=200, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])

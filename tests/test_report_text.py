@@ -172,7 +172,7 @@ def test_loops_that_count_no_steps_are_shown_when_asked_for(tmp_path: Path) -> N
             {"ended": {"reason": "interrupt", "exit_code": None, "clock_ns": 90 * MS}},
             "was interrupted after 90.0 ms",
         ),
-        ({"ended": None}, "running or killed, elsewhere knows; read up to 145 ns"),
+        ({"ended": None}, "running or killed, elsewhere can tell; known up to 145 ns"),
     ],
 )
 def test_how_the_run_ended_is_in_the_first_line(tmp_path: Path, changes: dict[str, Any], expected: str) -> None:
@@ -186,6 +186,12 @@ def test_what_the_trace_lacks_is_said(tmp_path: Path) -> None:
         "Dropped   1,200 calls beyond the bound of a step; 1 damaged line in the trace;"
         " 6 bytes of a record cut off at the end"
     ) in shown
+
+
+def test_overhead_without_steps_is_no_share_of_anything(tmp_path: Path) -> None:
+    shown = text_of(write_run(tmp_path, [header(), overhead(callback_ns=2000, write_ns=3000)]))
+    assert "Overhead  callbacks 2.00 us, writing 3.00 us\n" in shown
+    assert "Overhead  not measured yet\n" in text_of(write_run(tmp_path, [header()]))
 
 
 def test_only_some_notes_are_shown(tmp_path: Path) -> None:
@@ -224,6 +230,14 @@ def test_every_width_can_be_had(tmp_path: Path, width: int) -> None:
 )
 def test_durations_have_three_digits_and_the_unit_that_suits_them(nanoseconds: float | None, expected: str) -> None:
     assert wording.duration(nanoseconds) == expected
+
+
+@pytest.mark.parametrize(
+    "number, expected",
+    [(0, "0"), (0.01, "<0.1"), (2.0, "2"), (2.25, "2.2"), (384.4, "384"), (12345, "12,345")],
+)
+def test_mean_counts_have_a_decimal_where_it_tells_something(number: float, expected: str) -> None:
+    assert wording.count(number) == expected
 
 
 @pytest.mark.parametrize(

@@ -4,7 +4,8 @@ from array import array
 from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from heapq import merge
-from itertools import pairwise
+from itertools import islice, pairwise
+from operator import le
 from statistics import median
 
 from tcmon.trace.journal import StepTimes
@@ -165,20 +166,22 @@ class Slice:
 
 def profile(loops: Iterable[Loop], slices: int) -> tuple[Slice, ...]:
     """The course of step times over a run, in at most `slices` slices of nearly the same number of steps."""
-    steps = sorted(
-        (number, duration, number in recorded)
-        for series, recorded in loops
-        for number, duration in zip(series.numbers, series.durations, strict=True)
-    )
-    count = min(slices, len(steps))
-    bounds = [part * len(steps) // count for part in range(count + 1)] if count else []
-    return tuple(_slice(steps[low:high]) for low, high in pairwise(bounds))
-
-
-def _slice(steps: Sequence[tuple[int, int, bool]]) -> Slice:
-    return Slice(
-        first=steps[0][0],
-        last=steps[-1][0],
-        longest_ns=max(duration for _, duration, _ in steps),
-        recorded=sum(recorded for _, _, recorded in steps),
+    numbers, durations, recorded = _column(), _column(), set[int]()
+    for series, of_loop in loops:
+        numbers.extend(series.numbers)
+        durations.extend(series.durations)
+        recorded.update(of_loop)
+    order: Sequence[int] = range(len(numbers))
+    if not all(map(le, numbers, islice(numbers, 1, None))):
+        order = sorted(order, key=numbers.__getitem__)
+    count = min(slices, len(order))
+    bounds = [part * len(order) // count for part in range(count + 1)] if count else []
+    return tuple(
+        Slice(
+            first=numbers[order[low]],
+            last=numbers[order[high - 1]],
+            longest_ns=max(durations[each] for each in order[low:high]),
+            recorded=sum(numbers[each] in recorded for each in order[low:high]),
+        )
+        for low, high in pairwise(bounds)
     )

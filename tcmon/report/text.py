@@ -85,8 +85,8 @@ class _Page:
         meta = self._summary.meta
         yield Text.assemble(self._text(wording.path(meta.script, self._cwd), _HEADING), "  ", self._state())
         yield self._text(shlex.join(meta.command), _FAINT)
-        torch = f"torch {meta.torch}" if meta.torch else "no torch"
-        facts = f"Python {meta.python}, {torch}, pid {meta.pid} on {meta.host}, {wording.moment(meta.started)}"
+        torch = f"torch {meta.torch}, " if meta.torch else ""
+        facts = f"Python {meta.python}, {torch}pid {meta.pid} on {meta.host}, {wording.moment(meta.started)}"
         yield self._text(facts, _FAINT)
 
     def loops(self) -> Iterator[RenderableType]:
@@ -125,8 +125,8 @@ class _Page:
             return
         slices = steps.profile
         most = max(each.last - each.first + 1 for each in slices)
-        what = "each step" if most == 1 else f"the longest of every {most} steps"
-        scale = f"{steps.role} steps {slices[0].first:,} to {slices[-1].last:,}, {what}; middle: p50"
+        what = "" if most == 1 else f", longest of every {most}"
+        scale = f"{steps.role} steps {slices[0].first:,} to {slices[-1].last:,}{what}; middle: p50"
         yield Text.assemble(("Time of steps", _HEADING), (f"  {scale}", _FAINT))
         yield Padding(self._bars(steps), (0, 0, 0, 2))
         if not all(each.recorded for each in slices):
@@ -137,7 +137,8 @@ class _Page:
             yield Padding(marks, (0, 0, 0, 2))
 
     def functions(self) -> Iterator[RenderableType]:
-        functions = self._main.functions
+        # The top by their sums, each in the terms of a step of its role: in that order they read well.
+        functions = sorted(self._main.functions, key=lambda each: each.self_ns / each.steps, reverse=True)
         if not functions:
             return
         recorded = [f"{each.recorded:,} {role}" for role, each in self._main.steps.items() if each.recorded]
@@ -192,7 +193,7 @@ class _Page:
 
     def _state(self) -> Text:
         state = self._summary.state
-        known = wording.duration(self._main.last_ns)
+        known = f"known up to {wording.duration(self._main.last_ns)}" if self._main.last_ns else "no step is known yet"
         match state.condition:
             case Condition.ENDED:
                 how = _HOW_ENDED.get(state.reason or "", "ended")
@@ -200,11 +201,11 @@ class _Page:
                 style = _GOOD if state.reason == "exit" and not state.exit_code else _BAD
                 return Text(f"{how} after {wording.duration(state.clock_ns)}{code}", style)
             case Condition.RUNNING:
-                return Text(f"still running; read up to {known}", _MARKED)
+                return Text(f"still running; {known}", _MARKED)
             case Condition.KILLED:
-                return Text(f"was killed; the last known step ended at {known}", _BAD)
+                return Text(f"was killed; {known}", _BAD)
             case Condition.UNKNOWN:
-                return self._text(f"running or killed, {self._summary.meta.host} knows; read up to {known}", _BAD)
+                return self._text(f"running or killed, {self._summary.meta.host} can tell; {known}", _BAD)
 
     def _no_training_loop(self) -> Iterator[RenderableType]:
         yield Text("No training loop was found." if self._main.end else "No training loop was found so far.", _BAD)
@@ -240,8 +241,9 @@ class _Page:
         parts = ["not measured yet"]
         if measured is not None:
             callbacks = wording.duration(measured.callback_ns + measured.dispatch_ns)
-            written = wording.duration(measured.write_ns)
-            parts = [f"{wording.share(overhead.share)} of step time (callbacks {callbacks}, writing {written})"]
+            parts = [f"callbacks {callbacks}, writing {wording.duration(measured.write_ns)}"]
+        if overhead.share is not None:
+            parts = [f"{wording.share(overhead.share)} of step time ({parts[0]})"]
         parts += [
             f"recorded {role} steps took {steps.recorded_ratio:.2f} times as long as those around them"
             for role, steps in self._main.steps.items()

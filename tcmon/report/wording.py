@@ -31,6 +31,8 @@ def share(fraction: float | None) -> str:
 
 def count(number: float) -> str:
     """A number with thousands set apart; one decimal for small fractions."""
+    if 0 < number < 0.1:
+        return "<0.1"
     return f"{number:,.1f}" if number != round(number) and number < 100 else f"{number:,.0f}"
 
 

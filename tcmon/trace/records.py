@@ -189,7 +189,7 @@ class RunMeta:
     tcmon: str
     command: tuple[str, ...]
     script: str
-    cwd: str
+    cwd: str | None
     python: str
     implementation: str
     torch: str | None
@@ -223,7 +223,7 @@ def read_meta(obj: Object) -> RunMeta:
         tcmon=fields.text(obj, "tcmon"),
         command=fields.texts(obj, "command"),
         script=fields.text(obj, "script"),
-        cwd=fields.text(obj, "cwd"),
+        cwd=fields.text_or_none(obj, "cwd"),
         python=fields.text(obj, "python"),
         implementation=fields.text(obj, "implementation"),
         torch=fields.text_or_none(obj, "torch"),
