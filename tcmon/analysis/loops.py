@@ -10,6 +10,8 @@ from __future__ import annotations
 
 import ast
 import sys
+from bisect import bisect_right
+from collections.abc import Iterator
 from dataclasses import dataclass
 from enum import StrEnum
 from itertools import pairwise
@@ -17,9 +19,6 @@ from types import CodeType
 
 from tcmon.analysis.dominators import Dominators
 from tcmon.analysis.flowgraph import Block, FlowGraph, Instruction
-
-_SKIPPED = frozenset({"END_FOR", "NOT_TAKEN"})
-"""Instructions that the branch before them may step over, so that no event tells of them."""
 
 
 class LoopKind(StrEnum):
@@ -70,6 +69,7 @@ class LoopForest:
         self.code = code
         self.graph = FlowGraph(code)
         self.dominators = Dominators(self.graph)
+        self._offsets = [i.offset for block in self.graph.blocks for i in block.instructions]
         self._statements = _Statements(tree, code)
         drafts = self._merge_while_copies(self._natural_loops())
         for draft in drafts:
@@ -81,7 +81,11 @@ class LoopForest:
             self.loops.append(self._finish(draft, around[-1] if around else None))
 
     def innermost(self, offset: int) -> int | None:
-        """The index of the innermost loop that holds the instruction at `offset`, or None."""
+        """The index of the innermost loop that holds the instruction at `offset`, or None.
+
+        `offset` may be a frame's `f_lasti`, which during a call points into the instruction's inline caches.
+        """
+        offset = self._offsets[bisect_right(self._offsets, offset) - 1]
         found = None
         for index, loop in enumerate(self.loops):
             if offset in loop.body and (found is None or loop.body < self.loops[found].body):
@@ -276,10 +280,7 @@ class LoopForest:
         for index in draft.body:
             for successor in (*blocks[index].successors, *blocks[index].handlers):
                 if successor not in draft.body:
-                    first = blocks[successor].first
-                    exits.add(first.offset)
-                    if first.name in _SKIPPED:
-                        exits.add(_following(blocks, successor, first.name))
+                    exits.update(_first_executed(blocks, successor))
         entries: set[int] = set()
         if kind is not LoopKind.WHILE:
             for index in header.predecessors:
@@ -349,6 +350,21 @@ def _within(instruction: Instruction, span: tuple[int, int, int, int]) -> bool:
 
 def _at(blocks: list[Block], offset: int) -> Instruction:
     return next(i for block in blocks for i in block.instructions if i.offset == offset)
+
+
+def _first_executed(blocks: list[Block], index: int) -> Iterator[int]:
+    """Offsets of which one is the first instruction that runs when control comes to block `index`.
+
+    A branch may step over what stands at its target: an exhausted FOR_ITER over END_FOR and, on 3.13, the POP_TOP
+    after it; and events leave out NOT_TAKEN.
+    """
+    instructions = [i for block in blocks[index : index + 3] for i in block.instructions]
+    before = ""
+    for instruction in instructions:
+        yield instruction.offset
+        if instruction.name not in ("END_FOR", "NOT_TAKEN") and (before, instruction.name) != ("END_FOR", "POP_TOP"):
+            return
+        before = instruction.name
 
 
 def _following(blocks: list[Block], index: int, name: str) -> int:

@@ -98,7 +98,7 @@ class Discovery:
         return DISABLE
 
     def _adopt_caller(self, reason: str, frame: FrameType | None) -> bool:
-        while frame is not None:
+        while frame is not None and not frame.f_code.co_filename.startswith(_OWN_FOLDER):
             code = frame.f_code
             if not self._is_foreign(code.co_filename):
                 forest = self._forest(code)
