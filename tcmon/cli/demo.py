@@ -17,9 +17,7 @@ Examples:
   tcmon demo --epochs 2 --workers 2"""
 
 
-@click.command(
-    epilog=EXAMPLES, context_settings={"ignore_unknown_options": True, "allow_interspersed_args": False}
-)
+@click.command(epilog=EXAMPLES, context_settings={"ignore_unknown_options": True, "allow_interspersed_args": False})
 @click.argument("args", nargs=-1, type=click.UNPROCESSED)
 def demo(args: tuple[str, ...]) -> Callable[[], None]:
     """Train a small language model, watched by tcmon.
@@ -42,9 +40,14 @@ def _demo(args: tuple[str, ...]) -> None:
 
 
 def _next_commands(session: "Session") -> str:
-    return (
-        "\nNext:\n"
-        f"  tcmon report {session.run_dir}         the summary again\n"
-        f"  tcmon report --json {session.run_dir}  the same for programs\n"
-        "  tcmon run --interval 20 YOUR_SCRIPT.py    your own training\n"
-    )
+    folder = Path.cwd()
+    run = session.run_dir.relative_to(folder) if session.run_dir.is_relative_to(folder) else session.run_dir
+    return f"""
+Next commands to try:
+  tcmon report {run}
+      this summary again, from the run's directory
+  tcmon report --json {run}
+      the same and more, for programs
+  tcmon run --interval 20 YOUR_SCRIPT.py
+      your own training
+"""

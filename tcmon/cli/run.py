@@ -114,9 +114,7 @@ def run(
     return partial(_run, program, as_module, log_level, quiet, options)
 
 
-def _run(
-    program: tuple[str, ...], as_module: bool, log_level: str, quiet: bool, options: dict[str, Any]
-) -> None:
+def _run(program: tuple[str, ...], as_module: bool, log_level: str, quiet: bool, options: dict[str, Any]) -> None:
     # Click's work is done: what it takes to watch is imported only for a command line without mistakes.
     from tcmon.cli.watch import log_to_stderr, watch
     from tcmon.program import ModuleProgram, script_program
