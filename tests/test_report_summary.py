@@ -89,7 +89,7 @@ def test_figures_that_cannot_be_known_are_none(tmp_path: Path) -> None:
         None,
         None,
     )
-    assert train.recorded_ratio is None
+    assert train.compared is None
     assert summary.main.overhead.share is None
     assert summary.seen is None
 
@@ -131,7 +131,8 @@ def ratio_of(
 ) -> float | None:
     records = [header(), steps(durations, pauses=pauses)]
     records += [step(n, 0, durations[n - 1]) for n in recorded]
-    return summary_of(tmp_path, records).main.steps["train"].recorded_ratio
+    compared = summary_of(tmp_path, records).main.steps["train"].compared
+    return compared.ratio if compared else None
 
 
 def test_recorded_steps_are_set_against_the_unrecorded_ones_around_them(tmp_path: Path) -> None:

@@ -87,7 +87,7 @@ def test_a_run_is_shown_on_one_screen(tmp_path: Path, monkeypatch: pytest.Monkey
         "train      200        11  8.00 ms  8.00 ms   500 ms            25.0 %",
         "Layer15.forward",
         "1 of 166 calls ended by an exception",
-        "train steps took 1.00 times as long as those around them",
+        "train steps took 1.00 times as long as those around them (10",
         "Dropped   nothing",
         "Trace     runs/a (",
         "Next      tcmon report runs/a --json",

@@ -130,7 +130,8 @@ def _overhead(overhead: OverheadSummary, steps: Mapping[str, StepSummary]) -> Js
         "events": measured.events if measured else None,
         "steps_ms": _ms(overhead.wall_ns),
         "share": overhead.share,
-        "recorded_ratio": {role: steps[role].recorded_ratio for role in STEP_ROLES},
+        "recorded_ratio": {role: each.ratio if (each := steps[role].compared) else None for role in STEP_ROLES},
+        "recorded_compared": {role: each.steps if (each := steps[role].compared) else 0 for role in STEP_ROLES},
     }
 
 

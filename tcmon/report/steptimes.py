@@ -123,16 +123,24 @@ def quantile(ordered: Sequence[int], share: float) -> float:
     return ordered[below] + (position - below) * (ordered[above] - ordered[below])
 
 
-def recorded_ratio(loops: Iterable[Loop]) -> float | None:
-    """How much longer recorded steps took than the steps around them that were not: 1.0 is "no longer".
+@dataclass(frozen=True, slots=True)
+class Comparison:
+    """How much longer recorded steps took than others: `ratio` is 1.0 for "no longer", over `steps` recorded steps."""
 
-    Each recorded step is set against the mean of the nearest step before and the nearest after it, in
-    the same loop, that were not recorded; the median over all recorded steps passes over those where
+    ratio: float
+    steps: int
+
+
+def compare_recorded(loops: Iterable[Loop]) -> Comparison | None:
+    """Set recorded steps against the steps around them that were not recorded.
+
+    Each recorded step is set against the mean of the nearest step before and the nearest after it, in the
+    same loop, that were not recorded; the median over all recorded steps passes over those where
     something else happened. The first step of an activation and step 1 take part on neither side, since
     they are slow for reasons of their own. None when no recorded step has such a neighbour.
     """
     ratios = [took / usual for loop in loops for took, usual in _against_neighbours(loop) if usual]
-    return median(ratios) if ratios else None
+    return Comparison(median(ratios), len(ratios)) if ratios else None
 
 
 def _against_neighbours(loop: Loop) -> Iterator[tuple[int, float]]:

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Final
 
 from tcmon.report.state import State, state_of
-from tcmon.report.steptimes import Slice, StepLog, profile, quantile, recorded_ratio
+from tcmon.report.steptimes import Comparison, Slice, StepLog, compare_recorded, profile, quantile
 from tcmon.trace.calltree import FunctionTimes, add_calls, lost_function
 from tcmon.trace.journal import StepTimes
 from tcmon.trace.reader import PendingCalls, Process, Reading, Run
@@ -54,9 +54,8 @@ class StepSummary:
     """The steps of one role in one process; times are in nanoseconds, None where there was no step.
 
     `p50_ns`, `p95_ns` and `max_ns` are over all steps, recorded or not, the slow first ones included.
-    `data_wait_share` is the part of all steps' time in which they waited for data. `recorded_ratio` is
-    how much longer recorded steps took than the unrecorded ones around them (see
-    `steptimes.recorded_ratio`).
+    `data_wait_share` is the part of all steps' time in which they waited for data. `compared`
+    sets recorded steps against the unrecorded ones around them (see `steptimes.compare_recorded`).
     """
 
     role: str
@@ -67,7 +66,7 @@ class StepSummary:
     p95_ns: float | None
     max_ns: int | None
     data_wait_share: float | None
-    recorded_ratio: float | None
+    compared: Comparison | None
     profile: tuple[Slice, ...]
 
 
@@ -98,7 +97,7 @@ class OverheadSummary:
     `measured` adds up time in step callbacks, the interpreter's cost of calling them, and assembling and
     writing records; None where the trace doesn't have it (yet). `share` is that sum as a part of the
     wall time of all steps, `wall_ns`; it leaves out what recording does to the step itself, which
-    `StepSummary.recorded_ratio` shows.
+    `StepSummary.compared` shows.
     """
 
     measured: Overhead | None
@@ -274,7 +273,7 @@ class _Gathering:
             p95_ns=quantile(ordered, 0.95) if ordered else None,
             max_ns=ordered[-1] if ordered else None,
             data_wait_share=_share(sum(series.waited_ns for series, _ in loops), total_ns),
-            recorded_ratio=recorded_ratio(loops),
+            compared=compare_recorded(loops),
             profile=profile(loops, PROFILE_SLICES),
         )
 

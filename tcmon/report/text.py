@@ -245,9 +245,9 @@ class _Page:
         if overhead.share is not None:
             parts = [f"{wording.share(overhead.share)} of step time ({parts[0]})"]
         parts += [
-            f"recorded {role} steps took {steps.recorded_ratio:.2f} times as long as those around them"
+            f"recorded {role} steps took {each.ratio:.2f} times as long as those around them ({each.steps:,} compared)"
             for role, steps in self._main.steps.items()
-            if steps.recorded_ratio is not None
+            if (each := steps.compared) is not None
         ]
         return "; ".join(parts)
 
