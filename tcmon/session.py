@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import atexit
 import dataclasses
 import datetime
 import enum
@@ -117,6 +118,7 @@ class Session:
         self._names = NameTable(Returned, Yielded)
         self._calls = CallRecorder(capturing, self._failed)
         self._open_steps: dict[int, list[Segment]] = {}
+        self._switch_ns = 0
         self._write_ns = 0
         self._dispatch_ns = empty_callback_ns(tracking)
         self._tracker = Tracker(
@@ -129,6 +131,8 @@ class Session:
         )
         self._discovery = Discovery(tracking, self._tracker, self._loop_found, self._failed)
         _forget_in_children(self)
+        # Callbacks that outlive the modules they use would be heard of at the end of the interpreter.
+        atexit.register(self.finish, reason="exit", exit_code=None)
         tracking.watch_everywhere(events.PY_START | events.PY_UNWIND)
 
     def finish(self, *, reason: str, exit_code: int | None) -> None:
@@ -139,6 +143,7 @@ class Session:
             self._tracker.close()
         self._state = _State.FINISHED
         self._release()
+        atexit.unregister(self.finish)
         ended = {"reason": reason, "exit_code": exit_code, "clock_ns": perf_counter_ns() - self._origin}
         try:
             self._write([*self._drained(), {"kind": "end", **ended, "seen": self._seen(), "hint": self._hint()}])
@@ -151,13 +156,17 @@ class Session:
     # The tracker's sink. Called inside monitoring callbacks: nothing here is monitored.
 
     def start(self, step: RecordedStep) -> None:
+        begin = perf_counter_ns()
         self._open_steps.setdefault(id(step), [])
         self._calls.start()
+        self._switch_ns += perf_counter_ns() - begin
 
     def pause(self, step: RecordedStep) -> None:
+        begin = perf_counter_ns()
         segment = self._calls.stop()
         if segment is not None:
             self._open_steps[id(step)].append(segment)
+        self._switch_ns += perf_counter_ns() - begin
 
     def finish_recorded(self, step: RecordedStep) -> None:
         begin = perf_counter_ns()
@@ -270,7 +279,7 @@ class Session:
         overhead = {
             "kind": "overhead",
             "callbacks": self._tracker.callbacks,
-            "callback_ns": max(0, self._tracker.callback_ns - self._write_ns),
+            "callback_ns": self._tracker.callback_ns + self._switch_ns,
             "dispatch_ns": round(self._tracker.callbacks * self._dispatch_ns),
             "write_ns": self._write_ns,
             "events": self._calls.events,

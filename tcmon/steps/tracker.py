@@ -102,7 +102,7 @@ class _Activation:
 class WatchedLoop:
     """A loop whose iterations are counted as steps of its role."""
 
-    __slots__ = ("active", "code", "counter", "id", "loop", "role", "tracker")
+    __slots__ = ("active", "code", "counter", "id", "loop", "role", "step_times", "tracker")
 
     def __init__(self, tracker: Tracker, id: int, code: CodeType, loop: Loop, role: Role) -> None:
         self.tracker = tracker
@@ -111,6 +111,7 @@ class WatchedLoop:
         self.loop = loop
         self.role = role
         self.counter = tracker.counters[role]
+        self.step_times = tracker.sink.step_times
         self.active: dict[int, _Activation] = {}
 
     # Called for each event at one of the loop's places, with the id of the frame and the time: the hot paths.
@@ -119,7 +120,7 @@ class WatchedLoop:
         activation = self.active.get(frame)
         if activation is None or activation.waiting or activation.passive:
             return
-        self.tracker.sink.step_times(self.id, self.counter.code, activation.n, activation.begin, activation.body, now)
+        self.step_times(self.id, self.counter.code, activation.n, activation.begin, activation.body, now)
         if activation.recorded is not None:
             self.tracker.end_recorded(activation, now)
             now = perf_counter_ns()
@@ -156,6 +157,9 @@ class WatchedLoop:
             self.tracker.leave(activation, now)
 
 
+_SAMPLED_EVERY = 61
+"""Of so many callbacks, one is timed; a prime, since the events of a step come in turn."""
+
 type _Place = Callable[[int, int], None]
 
 
@@ -179,11 +183,11 @@ class Tracker:
         self.tells_decisions = tells_decisions
         self.counters = {role: _Counter(role, sampler) for role, sampler in samplers.items()}
         self.callbacks = 0
-        self.callback_ns = 0
+        self._samples = self._sampled_ns = self._rare = self._rare_at_sample = 0
         self._tool = tool
         self._other_tool = other_tool
         self._failed = failed
-        self._places: dict[int, dict[int, tuple[_Place, ...]]] = {}
+        self._places: dict[int, dict[int, _Place]] = {}
         self._loops: dict[int, list[WatchedLoop]] = {}
         self._stacks: dict[int, list[_Activation]] = {}
         self._suspended: dict[int, list[_Activation]] = {}
@@ -208,7 +212,7 @@ class Tracker:
             for loop in inner_first if kind in ("exit", "back_edge") else reversed(inner_first):
                 for offset in _offsets(loop.loop, kind):
                     places.setdefault(offset, []).append(getattr(loop, kind))
-        self._places[id(code)] = {offset: tuple(found) for offset, found in places.items()}
+        self._places[id(code)] = {offset: _together(found) for offset, found in places.items()}
         self._tool.watch_instructions(code, _LOCAL_EVENTS, self._other_tool)
         return added
 
@@ -234,23 +238,33 @@ class Tracker:
         places_of = self._places
         now = perf_counter_ns
         frame_of = sys._getframe
+        next_sample = _SAMPLED_EVERY
 
         def on_instruction(code: CodeType, offset: int) -> Any:
+            nonlocal next_sample
             begin = now()
             try:
-                places = places_of[id(code)].get(offset)
-                if places is None:
+                place = places_of[id(code)].get(offset)
+                if place is None:
                     return DISABLE
-                frame = id(frame_of(1))
-                for place in places:
-                    place(frame, begin)
+                place(id(frame_of(1)), begin)
+                self.callbacks = count = self.callbacks + 1
+                if count >= next_sample:
+                    next_sample = count + _SAMPLED_EVERY
+                    if self._rare == self._rare_at_sample:
+                        self._sampled_ns += now() - begin
+                        self._samples += 1
+                    self._rare_at_sample = self._rare
             except Exception as error:
                 self._failed(error)
-            self.callbacks += 1
-            self.callback_ns += now() - begin
             return None
 
         return on_instruction
+
+    @property
+    def callback_ns(self) -> int:
+        """Time spent in the callbacks of steps that are not recorded, from the samples of their time."""
+        return self._sampled_ns * self.callbacks // self._samples if self._samples else 0
 
     def _on_frame_end(self, code: CodeType, _offset: int, _value: object) -> None:
         loops = self._loops.get(id(code))
@@ -289,6 +303,7 @@ class Tracker:
     # Entering and leaving
 
     def enter(self, watched: WatchedLoop, frame: int, now: int) -> _Activation:
+        self._rare += 1
         activation = _Activation(watched, frame, get_ident(), now)
         watched.active[frame] = activation
         if watched.role is Role.TRAIN and self.is_counting(Role.TRAIN):
@@ -301,6 +316,7 @@ class Tracker:
         return activation
 
     def leave(self, activation: _Activation, now: int) -> None:
+        self._rare += 1
         if activation.passive:
             return
         if not activation.waiting:
@@ -343,6 +359,7 @@ class Tracker:
 
     def decide(self, activation: _Activation) -> None:
         """Ask the sampler about the step that may begin now."""
+        self._rare += 1
         counter = activation.watched.counter
         n = counter.count + 1
         reason = counter.sampler.reason(n)
@@ -354,6 +371,7 @@ class Tracker:
 
     def begin(self, activation: _Activation) -> None:
         """The body of a step begins that is recorded, or whose decision is to be told."""
+        self._rare += 1
         step = activation.recorded
         counter = activation.watched.counter
         if step is not None:
@@ -366,6 +384,7 @@ class Tracker:
             self.sink.decided(counter.role, activation.n, None if step is None else step.reason)
 
     def end_recorded(self, activation: _Activation, now: int) -> None:
+        self._rare += 1
         step = activation.recorded
         if step is not None:
             activation.recorded = None
@@ -374,6 +393,18 @@ class Tracker:
             if stack and stack[-1] is activation:
                 self.sink.pause(step)
             self.sink.finish_recorded(step)
+
+
+def _together(places: list[_Place]) -> _Place:
+    """One callable for the loops that meet in one instruction."""
+    if len(places) == 1:
+        return places[0]
+
+    def all_of_them(frame: int, now: int) -> None:
+        for place in places:
+            place(frame, now)
+
+    return all_of_them
 
 
 def _offsets(loop: Loop, kind: str) -> Iterable[int]:

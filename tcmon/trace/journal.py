@@ -15,9 +15,10 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import NamedTuple
 
-_ROW = struct.Struct("<6q")
+_ROW = struct.Struct("6q")  # in the machine's byte order, so that a column is a slice of the memory
+_COLUMNS = ("loop", "role", "begin", "wait", "end", "n")
 _ROWS = 2048
-_ROLES = ("train", "eval")
+ROLES = ("train", "eval")
 
 
 class StepTimes(NamedTuple):
@@ -29,6 +30,17 @@ class StepTimes(NamedTuple):
     begin: int
     wait: int
     end: int
+
+
+class Columns(NamedTuple):
+    """Rows of a journal, column by column; roles as numbers."""
+
+    loop: list[int]
+    role: list[int]
+    begin: list[int]
+    wait: list[int]
+    end: list[int]
+    n: list[int]
 
 
 class StepJournal:
@@ -49,9 +61,11 @@ class StepJournal:
         if used == len(self._buffer):
             self._full()
 
-    def take(self) -> list[StepTimes]:
+    def take(self) -> Columns:
         """The rows since the last call, which are the trace's business from now on."""
-        found = _rows(self._buffer[: self._used])
+        cells = memoryview(self._buffer)[: self._used].cast("q")
+        found = Columns(*(cells[column :: len(_COLUMNS)].tolist() for column in range(len(_COLUMNS))))
+        cells.release()
         self._used = 0
         return found
 
@@ -67,7 +81,7 @@ def read_journal(path: Path) -> list[StepTimes]:
 def _rows(data: bytes | bytearray) -> list[StepTimes]:
     whole = len(data) - len(data) % _ROW.size
     return [
-        StepTimes(_ROLES[role], loop, n, begin, wait, end)
+        StepTimes(ROLES[role], loop, n, begin, wait, end)
         for loop, role, begin, wait, end, n in _ROW.iter_unpack(data[:whole])
         if n > 0 and role in (0, 1) and loop > 0 and 0 <= wait <= end
     ]

@@ -6,13 +6,15 @@ Lines are written whole and unbuffered, so that a process that is killed leaves 
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from itertools import compress, pairwise
+from operator import sub
 from pathlib import Path
 from typing import Any
 
 import orjson
 
-from tcmon.trace.journal import StepTimes
+from tcmon.trace.journal import ROLES, Columns
 
 FORMAT = 1
 """Version of the trace format that this package writes."""
@@ -37,29 +39,26 @@ class TraceWriter:
         os.close(self._descriptor)
 
 
-def steps_records(rows: list[StepTimes]) -> list[dict[str, Any]]:
-    """`rows` as columns: one record for each run of consecutive steps of one loop."""
-    records: list[dict[str, Any]] = []
-    open_records: dict[tuple[str, int], tuple[dict[str, Any], int]] = {}
-    for row in rows:
-        record, last = open_records.get((row.role, row.loop), (None, 0))
-        if record is None or record["first"] + len(record["end"]) != row.n:
-            record = {
+def steps_records(rows: Columns) -> Iterator[dict[str, Any]]:
+    """`rows` as the trace's columns: one record for each run of consecutive steps of one loop."""
+    for loop in dict.fromkeys(rows.loop):
+        chosen = rows
+        if len(set(rows.loop)) > 1:
+            of_loop = [each == loop for each in rows.loop]
+            chosen = Columns(*(list(compress(column, of_loop)) for column in rows))
+        numbers = chosen.n
+        breaks = [i for i, (n, following) in enumerate(pairwise(numbers), 1) if following != n + 1]
+        for low, high in pairwise([0, *breaks, len(numbers)]):
+            begin = chosen.begin[low:high]
+            yield {
                 "kind": "steps",
-                "role": row.role,
-                "loop": row.loop,
-                "first": row.n,
-                "begin": [],
-                "wait": [],
-                "end": [],
+                "role": ROLES[chosen.role[low]],
+                "loop": loop,
+                "first": numbers[low],
+                "begin": [begin[0], *map(sub, begin[1:], begin)],
+                "wait": chosen.wait[low:high],
+                "end": chosen.end[low:high],
             }
-            records.append(record)
-            last = 0
-        record["begin"].append(row.begin - last)
-        record["wait"].append(row.wait)
-        record["end"].append(row.end)
-        open_records[row.role, row.loop] = (record, row.begin)
-    return records
 
 
 def write_atomically(path: Path, value: dict[str, Any]) -> None:
