@@ -166,7 +166,8 @@ class ScriptProgram(Program):
                     pass  # the interpreter tries again at its end, and tells
 
     def _tidy(self, namespace: dict[str, Any], outcome: Outcome) -> None:
-        if not outcome.by_exit:  # python does this too, and functions registered with atexit may notice
+        # As python does, before 3.14 only where SystemExit didn't take it past this; functions at exit may notice.
+        if sys.version_info >= (3, 14) or not outcome.by_exit:
             namespace.pop("__file__", None)
             namespace.pop("__cached__", None)
 
@@ -242,7 +243,7 @@ def _outcome(error: BaseException | None) -> Outcome:
     exit_of_hook = _show(error)
     if exit_of_hook is not None:
         return Outcome("exception", _exit_code(exit_of_hook), exit_of_hook)
-    if type(error) is KeyboardInterrupt:
+    if isinstance(error, KeyboardInterrupt):
         return Outcome("interrupt", None, error)
     return Outcome("exception", 1)
 
