@@ -53,7 +53,7 @@ def test_another_version_does_not_serve(tmp_path):
     assert find("3.99", path=[tmp_path]) is None
 
 
-@pytest.mark.parametrize(("version", "serves"), [((3, 11), False), ((3, 12), True)])
+@pytest.mark.parametrize("version, serves", [((3, 11), False), ((3, 12), True)])
 def test_an_old_python_does_not_serve(version, serves, tmp_path):
     pretend = f"import sys; sys.version_info = {version}"
     put(tmp_path / "python3", f'[ "$1" = -c ] && exec "{sys.executable}" -c "{pretend}$2" "$3"')
