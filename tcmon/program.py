@@ -58,6 +58,11 @@ class Program(ABC):
         self._argv = list(argv)
         self._namesakes: Namesakes | None = None
 
+    @property
+    def label(self) -> str:
+        """What to call the program: the name of its file or folder, or the module's full name."""
+        return Path(_absolute(self.name)).name
+
     @abstractmethod
     def prepare(self) -> Outcome | None:
         """Find the program and run nothing of it; TcmonError where there is no such program.
@@ -194,6 +199,10 @@ class ModuleProgram(Program):
 
     def __init__(self, module: str, args: Sequence[str] = ()) -> None:
         super().__init__(module, ["-m", *args])  # python shows "-m" until the module is found
+
+    @property
+    def label(self) -> str:
+        return self.name
 
     def prepare(self) -> None:
         top = self.name.partition(".")[0]

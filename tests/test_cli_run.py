@@ -49,7 +49,6 @@ class TestOptions:
     def test_without_any_the_documented_defaults_hold(self, work: Path) -> None:
         tcmon_run("run", "script.py", cwd=work)
         (run,) = (work / "tcmon-runs").iterdir()
-        assert re.fullmatch(r"script-\d{8}-\d{6}-\d+", run.name)
         assert recorded(work, f"tcmon-runs/{run.name}")["options"] == {
             "interval": 20,
             "warmup": 2,
@@ -57,6 +56,25 @@ class TestOptions:
             "eval_warmup": 2,
             "record": ["calls"],
         }
+
+    @pytest.mark.parametrize(
+        "program, name",
+        [
+            ("script.py", "script"),
+            ("./noextension", "noextension"),
+            ("package/../script.py", "script"),
+            ("./package/", "package"),
+            ("-m package.mod", "mod"),
+        ],
+    )
+    def test_runs_are_kept_in_the_current_folder_under_the_programs_name(
+        self, program: str, name: str, work: Path
+    ) -> None:
+        for place in ("noextension", "package/__main__.py"):
+            (work / place).write_text("pass")
+        assert tcmon_run("run", "--quiet", *program.split(), cwd=work).returncode == 0
+        (run,) = (work / "tcmon-runs").iterdir()
+        assert re.fullmatch(rf"{name}-\d{{8}}-\d{{6}}-\d+", run.name)
 
     @pytest.mark.parametrize(
         "names",

@@ -47,7 +47,7 @@ def watch(
 
     ended = program.prepare()
     if ended is None:
-        end = _End(program, start(options, command=command, script=program.name), quiet, afterwards)
+        end = _End(program, start(options, command=command, script=program.label), quiet, afterwards)
         # Registered before anything of the program, so called after all of it, its threads included.
         atexit.register(end)
         ended = end.outcome = program.run()
