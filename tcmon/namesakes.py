@@ -39,7 +39,8 @@ class Namesakes:
     @contextmanager
     def aside(self) -> Iterator[None]:
         """Give tcmon its own modules and import path back for as long as the block lasts."""
-        loaded = {_top(name) for name, module in sys.modules.items() if module is not self._before.get(name)}
+        now = dict(sys.modules)  # a copy: daemon threads may import meanwhile
+        loaded = {_top(name) for name, module in now.items() if module is not self._before.get(name)}
         hidden = _take_out({name for name in loaded - {"__main__"} if self._is_from_folder(name)})
         sys.modules.update(self._parked)
         program_path, sys.path = sys.path, list(self._path)
