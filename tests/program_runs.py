@@ -52,9 +52,7 @@ def watched_command(
     return [sys.executable, *flags, *tcmon, "run", *(["--quiet"] if quiet else []), *out, *args]
 
 
-def both(
-    *args: str, cwd: Path, flags: tuple[str, ...] = (), tcmon: tuple[str, ...] = TCMON, **how: Any
-) -> Ended:
+def both(*args: str, cwd: Path, flags: tuple[str, ...] = (), tcmon: tuple[str, ...] = TCMON, **how: Any) -> Ended:
     """What `python ARGS` does, once `tcmon run ARGS` was seen to do just the same."""
     plain = run([sys.executable, *flags, *args], cwd=cwd, **how)
     watched = run(watched_command(*args, flags=flags, tcmon=tcmon), cwd=cwd, **how)

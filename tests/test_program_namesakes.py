@@ -65,14 +65,11 @@ def test_python_m_tcmon_takes_no_libraries_from_the_current_folder(kind: str, wo
 
 
 @pytest.mark.parametrize("kind", ["module", "package"])
-def test_the_summary_is_made_with_tcmons_own_libraries(
-    kind: str, work: Path, command: tuple[str, ...]
-) -> None:
+def test_the_summary_is_made_with_tcmons_own_libraries(kind: str, work: Path, command: tuple[str, ...]) -> None:
     names = (*LIBRARIES, "tcmon")
     make_own(names, kind, work)
     (work / "script.py").write_text(
-        SHOW.format(names=names)
-        + "import atexit, sys; atexit.register(lambda: print(sys.modules['rich'].own))"
+        SHOW.format(names=names) + "import atexit, sys; atexit.register(lambda: print(sys.modules['rich'].own))"
     )
     plain = run(watched_command("script.py", tcmon=command, quiet=True), cwd=work)
     summed = run(watched_command("script.py", tcmon=command, quiet=False), cwd=work)
