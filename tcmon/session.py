@@ -29,7 +29,8 @@ from tcmon.steps.sampler import Interval
 from tcmon.steps.tracker import RecordedStep, Tracker
 from tcmon.trace.journal import StepJournal
 from tcmon.trace.names import NameTable
-from tcmon.trace.writer import FORMAT, TraceWriter, steps_records, write_atomically
+from tcmon.trace.records import FORMAT
+from tcmon.trace.writer import TraceWriter, steps_records, write_atomically
 
 RECORDERS = ("calls",)
 """What `record` may name."""
@@ -148,6 +149,7 @@ class Session:
         try:
             self._write([*self._drained(), {"kind": "end", **ended, "seen": self._seen(), "hint": self._hint()}])
             self._trace.close()
+            self._meta["torch"] = _torch_version()
             self._meta["ended"] = ended
             self._write_meta()
         except OSError as error:
@@ -254,8 +256,7 @@ class Session:
             "evidence": list(proposal.evidence),
         }
         self._meta["loops"].append({key: value for key, value in record.items() if key != "kind"})
-        torch = sys.modules.get("torch")
-        self._meta["torch"] = str(vars(torch).get("__version__")) if torch is not None else None
+        self._meta["torch"] = _torch_version()
         self._write([record])
         self._write_meta()
         _log.info(
@@ -369,6 +370,13 @@ def _make_run_directory(out: Path | None, script: str) -> Path:
     if not os.access(path, os.W_OK | os.X_OK):
         raise TcmonError(f"can't write to {out}: permission denied; choose another directory with --out")
     return path
+
+
+def _torch_version() -> str | None:
+    """The version of the program's torch, once it has imported it."""
+    torch = sys.modules.get("torch")
+    version = vars(torch).get("__version__") if torch is not None else None
+    return None if version is None else str(version)
 
 
 def _cwd() -> str | None:

@@ -47,14 +47,16 @@ class CallRecorder:
     def __init__(self, tool: Tool, failed: Callable[[Exception], None], limit: int = DEFAULT_LIMIT) -> None:
         self._tool = tool
         self._log: list[Any] = []
-        self._limit = limit * 2 * _WIDTH
+        self._limit = 2 * limit * _WIDTH
         self._begin = 0
         self._dropped = 0
         self.events = 0
         self._on = False
-        self._register(failed)
+        self._failed = failed
+        self._register()
 
     def start(self) -> None:
+        """Log from now on; a later `start` without a `stop` changes nothing."""
         if not self._on:
             self._on = True
             self._begin = perf_counter_ns()
@@ -68,11 +70,13 @@ class CallRecorder:
         self._on = False
         segment = Segment(self._begin, self._log[:], self._dropped)
         self._log.clear()
-        self._dropped = 0
+        if self._dropped:
+            self._dropped = 0
+            self._register()
         self.events += len(segment.log) // _WIDTH
         return segment
 
-    def _register(self, failed: Callable[[Exception], None]) -> None:
+    def _register(self) -> None:
         # One `extend` an event is atomic, so that threads can't mix their entries; it allocates nothing that the
         # garbage collector tracks. Exceptions of a callback (MemoryError) must not reach the program.
         log = self._log
@@ -80,13 +84,13 @@ class CallRecorder:
         now = perf_counter_ns
         thread = get_ident
         limit = self._limit
+        failed = self._failed
 
-        def started(code: CodeType, _offset: int) -> None:
+        def started(code: CodeType, _offset: int, _thrown: object = None) -> None:
             try:
-                if len(log) < limit:
-                    extend((code, now(), thread()))
-                else:
-                    self._dropped += 1
+                extend((code, now(), thread()))
+                if len(log) > limit:
+                    self._only_count()
             except Exception as error:
                 failed(error)
 
@@ -102,21 +106,28 @@ class CallRecorder:
             except Exception as error:
                 failed(error)
 
-        def thrown(code: CodeType, _offset: int, _error: BaseException) -> None:
-            started(code, _offset)
-
-        def unwound(_code: CodeType, _offset: int, error: BaseException) -> None:
+        def unwound(_code: CodeType, _offset: int, raised: BaseException) -> None:
             try:
-                extend((type(error), now(), thread()))
-            except Exception as problem:
-                failed(problem)
+                extend((type(raised), now(), thread()))
+            except Exception as error:
+                failed(error)
 
-        self._tool.on(events.PY_START, started)
-        self._tool.on(events.PY_RESUME, started)
-        self._tool.on(events.PY_THROW, thrown)
+        for event in (events.PY_START, events.PY_RESUME, events.PY_THROW):
+            self._tool.on(event, started)
         self._tool.on(events.PY_RETURN, returned)
         self._tool.on(events.PY_YIELD, yielded)
         self._tool.on(events.PY_UNWIND, unwound)
+
+    def _only_count(self) -> None:
+        """The step has more calls than are stored: from here on the log stays as it is."""
+
+        def counted(_code: CodeType, _offset: int, _thrown: object = None) -> None:
+            self._dropped += 1
+
+        for event in (events.PY_START, events.PY_RESUME, events.PY_THROW):
+            self._tool.on(event, counted)
+        for event in (events.PY_RETURN, events.PY_YIELD, events.PY_UNWIND):
+            self._tool.on(event, None)
 
 
 def rows(segment: Segment, names: NameTable) -> Iterable[tuple[int, list[int], list[int]]]:

@@ -42,8 +42,8 @@ class Tool:
         self._local: dict[int, CodeType] = {}
         self._released = False
 
-    def on(self, event: int, callback: Callable[..., Any]) -> None:
-        """Call `callback` for `event` wherever the event is switched on."""
+    def on(self, event: int, callback: Callable[..., Any] | None) -> None:
+        """Call `callback` for `event` wherever the event is switched on; None: nothing is called."""
         _monitoring.register_callback(self.id, event, callback)
         self._callbacks.add(event)
 

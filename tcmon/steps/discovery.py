@@ -11,6 +11,7 @@ import ast
 import linecache
 import os
 import sys
+import threading
 from collections.abc import Callable
 from pathlib import Path
 from types import CodeType, FrameType
@@ -22,6 +23,7 @@ from tcmon.monitoring.tool import DISABLE, Tool, events
 from tcmon.steps.tracker import Tracker
 
 _OWN_FOLDER = str(Path(__file__).parents[1]) + os.sep
+_DEMO_FOLDER = _OWN_FOLDER + "demo" + os.sep
 _PATIENCE = 100
 """How often a function that trains without a loop is met outside any loop before it is no longer looked at."""
 
@@ -47,9 +49,15 @@ class Discovery:
         self._watched: dict[tuple[int, int], CodeType] = {}
         self._loose: dict[int, tuple[CodeType, str, int]] = {}
         self._torch: str | None = None
+        self._lock = threading.Lock()
         self.seen = 0
-        self.analysed = 0
+        self._analysed: dict[int, CodeType] = {}
         tool.on(events.PY_START, self._on_start)
+
+    @property
+    def analysed(self) -> int:
+        """How many code objects the names of which told something."""
+        return len(self._analysed)
 
     def _on_start(self, code: CodeType, _offset: int) -> Any:
         try:
@@ -57,13 +65,17 @@ class Discovery:
                 return self._look_for_caller(code, sys._getframe(1))
             self.seen += 1
             if is_telling(code) and not self._is_foreign(code.co_filename):
-                return self._analyse(code)
+                # Another thread that runs the code meanwhile waits, or its first iterations would be missed.
+                with self._lock:
+                    return self._analyse(code)
         except Exception as error:
             self._failed(error)
         return DISABLE
 
     def _analyse(self, code: CodeType) -> Any:
-        self.analysed += 1
+        if id(code) in self._analysed:
+            return DISABLE
+        self._analysed[id(code)] = code
         finder = RoleFinder(code, lambda: self._source(code.co_filename))
         self._forests[id(code)] = (code, finder.forest)
         self._watch(code, finder.proposals)
@@ -98,7 +110,7 @@ class Discovery:
         return DISABLE
 
     def _adopt_caller(self, reason: str, frame: FrameType | None) -> bool:
-        while frame is not None and not frame.f_code.co_filename.startswith(_OWN_FOLDER):
+        while frame is not None and not _is_own(frame.f_code.co_filename):
             code = frame.f_code
             if not self._is_foreign(code.co_filename):
                 forest = self._forest(code)
@@ -129,7 +141,7 @@ class Discovery:
         if self._torch is None and (torch := sys.modules.get("torch")) is not None:
             origin = getattr(torch.__spec__, "origin", None)
             self._torch = str(Path(origin).parent) + os.sep if origin else None
-        return file.startswith(_OWN_FOLDER) or (self._torch is not None and file.startswith(self._torch))
+        return _is_own(file) or (self._torch is not None and file.startswith(self._torch))
 
     def _source(self, file: str) -> ast.AST | None:
         if file not in self._sources:
@@ -138,3 +150,8 @@ class Discovery:
             except (SyntaxError, ValueError, RecursionError):
                 self._sources[file] = None
         return self._sources[file]
+
+
+def _is_own(file: str) -> bool:
+    """Whether `file` is tcmon's, the demo's program aside."""
+    return file.startswith(_OWN_FOLDER) and not file.startswith(_DEMO_FOLDER)

@@ -141,7 +141,7 @@ class WatchedLoop:
         n = counter.count + 1
         counter.count = n
         activation.n = n
-        if activation.recorded is not None or self.tracker.tells_decisions:
+        if activation.recorded is not None or n >= counter.next or self.tracker.tells_decisions:
             self.tracker.begin(activation)
 
     # Once for each activation
@@ -365,23 +365,37 @@ class Tracker:
         reason = counter.sampler.reason(n)
         counter.next = n if reason is not None else counter.sampler.next_after(n)
         if reason is not None:
-            step = RecordedStep(counter.role, n, activation.watched.id, reason, activation.begin, activation.thread)
-            activation.recorded = step
-            self.sink.start(step)
+            self._record(activation, n, reason)
 
     def begin(self, activation: _Activation) -> None:
         """The body of a step begins that is recorded, or whose decision is to be told."""
         self._rare += 1
-        step = activation.recorded
         counter = activation.watched.counter
+        n, step = activation.n, activation.recorded
+        if step is None or step.n != n:
+            # Nothing was decided, or it was for the number that another thread's step has taken since.
+            reason = counter.sampler.reason(n)
+            if step is None and reason is not None:
+                self._record(activation, n, reason)
+            elif step is not None and reason is None:
+                activation.recorded = None
+                self.sink.pause(step)
+                self.sink.discard(step)
+            elif step is not None and reason is not None:
+                step.n, step.reason = n, reason
+            step = activation.recorded
         if step is not None:
             step.body = activation.body
-            if step.n != activation.n:  # another thread's step took the number
-                step.n = activation.n
-                step.reason = counter.sampler.reason(step.n) or step.reason
-            counter.next = counter.sampler.next_after(activation.n)
+        if n >= counter.next:
+            counter.next = counter.sampler.next_after(n)
         if self.tells_decisions:
-            self.sink.decided(counter.role, activation.n, None if step is None else step.reason)
+            self.sink.decided(counter.role, n, None if step is None else step.reason)
+
+    def _record(self, activation: _Activation, n: int, reason: str) -> None:
+        watched = activation.watched
+        step = RecordedStep(watched.role, n, watched.id, reason, activation.begin, activation.thread)
+        activation.recorded = step
+        self.sink.start(step)
 
     def end_recorded(self, activation: _Activation, now: int) -> None:
         self._rare += 1

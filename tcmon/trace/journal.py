@@ -11,6 +11,7 @@ from __future__ import annotations
 import mmap
 import os
 import struct
+import threading
 from collections.abc import Callable
 from pathlib import Path
 from typing import NamedTuple
@@ -18,6 +19,7 @@ from typing import NamedTuple
 _ROW = struct.Struct("6q")  # in the machine's byte order, so that a column is a slice of the memory
 _COLUMNS = ("loop", "role", "begin", "wait", "end", "n")
 _ROWS = 2048
+_SPARE_ROWS = 256
 ROLES = ("train", "eval")
 
 
@@ -50,23 +52,28 @@ class StepJournal:
         self._origin = origin
         self._full = full
         self._used = 0
-        self._buffer = _mapped(path, _ROW.size * _ROWS)
+        self._size = _ROW.size * _ROWS
+        # Room for one row more from every thread that adds while another moves the rows into the trace.
+        self._buffer = _mapped(path, self._size + _ROW.size * _SPARE_ROWS)
+        self._lock = threading.Lock()
 
     def add(self, loop: int, role: int, n: int, begin: int, body: int, end: int) -> None:
         """Store one step; `begin`, `body` and `end` are `perf_counter_ns`. The step number is written last."""
-        used = self._used
-        _ROW.pack_into(self._buffer, used, loop, role, begin - self._origin, body - begin, end - begin, n)
-        used += _ROW.size
-        self._used = used
-        if used == len(self._buffer):
+        with self._lock:
+            used = self._used
+            _ROW.pack_into(self._buffer, used, loop, role, begin - self._origin, body - begin, end - begin, n)
+            used += _ROW.size
+            self._used = used
+        if used >= self._size:
             self._full()
 
     def take(self) -> Columns:
         """The rows since the last call, which are the trace's business from now on."""
-        cells = memoryview(self._buffer)[: self._used].cast("q")
-        found = Columns(*(cells[column :: len(_COLUMNS)].tolist() for column in range(len(_COLUMNS))))
-        cells.release()
-        self._used = 0
+        with self._lock:
+            cells = memoryview(self._buffer)[: self._used].cast("q")
+            found = Columns(*(cells[column :: len(_COLUMNS)].tolist() for column in range(len(_COLUMNS))))
+            cells.release()
+            self._used = 0
         return found
 
 

@@ -5,6 +5,7 @@ Lines are written whole and unbuffered, so that a process that is killed leaves 
 
 from __future__ import annotations
 
+import json
 import os
 from collections.abc import Iterable, Iterator
 from itertools import compress, pairwise
@@ -16,9 +17,6 @@ import orjson
 
 from tcmon.trace.journal import ROLES, Columns
 
-FORMAT = 1
-"""Version of the trace format that this package writes."""
-
 
 class TraceWriter:
     """Appends records, one JSON object a line, to a file that did not exist before."""
@@ -29,7 +27,7 @@ class TraceWriter:
 
     def write(self, records: Iterable[dict[str, Any]]) -> None:
         """Append `records`; raises `OSError` if the file can't take them."""
-        data = b"".join(orjson.dumps(record, option=orjson.OPT_APPEND_NEWLINE) for record in records)
+        data = b"".join(_line(record) for record in records)
         self.bytes += len(data)
         view = memoryview(data)
         while view:
@@ -37,6 +35,14 @@ class TraceWriter:
 
     def close(self) -> None:
         os.close(self._descriptor)
+
+
+def _line(record: dict[str, Any]) -> bytes:
+    try:
+        return orjson.dumps(record, option=orjson.OPT_APPEND_NEWLINE)
+    except TypeError:
+        # A name with lone surrogates, as of a file that is no UTF-8: orjson takes none of these.
+        return json.dumps(record).encode() + b"\n"
 
 
 def steps_records(rows: Columns) -> Iterator[dict[str, Any]]:
@@ -64,5 +70,5 @@ def steps_records(rows: Columns) -> Iterator[dict[str, Any]]:
 def write_atomically(path: Path, value: dict[str, Any]) -> None:
     """Replace the file at `path` by `value` as JSON; a reader sees the old text or the new one, never a part."""
     temporary = path.with_name(f".{path.name}.{os.getpid()}")
-    temporary.write_bytes(orjson.dumps(value, option=orjson.OPT_INDENT_2 | orjson.OPT_APPEND_NEWLINE))
+    temporary.write_text(json.dumps(value, indent=2) + "\n", encoding="ascii")
     temporary.replace(path)
