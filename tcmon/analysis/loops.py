@@ -12,9 +12,9 @@ import ast
 import sys
 from bisect import bisect_right
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import StrEnum
-from itertools import pairwise
+from itertools import pairwise, takewhile
 from types import CodeType
 
 from tcmon.analysis.dominators import Dominators
@@ -60,6 +60,8 @@ class _Draft:
     sources: list[int]
     body: set[int]
     start: int = -1
+    runs_out: dict[int, int] = field(default_factory=dict)
+    """Blocks of which only so many instructions belong to the loop."""
 
 
 class LoopForest:
@@ -260,14 +262,18 @@ class LoopForest:
         if statement is not None:
             first, last = statement.lineno, statement.body[-1].end_lineno or last
         for index in sorted(self.graph.reachable - draft.body):
-            places = [i.line for i in blocks[index].instructions if i.line is not None]
             if (
-                (not places or all(first < line <= last for line in places))
-                and self.dominators.immediate[index] in draft.body
+                self.dominators.immediate[index] in draft.body
                 and self.dominators.dominates(draft.start, index)
                 and not self._is_exhaustion(draft, index)
             ):
-                draft.body.add(index)
+                instructions = blocks[index].instructions
+                within = list(takewhile(lambda i: i.line is None or first < i.line <= last, instructions))
+                if len(within) == len(instructions):
+                    draft.body.add(index)
+                elif within:
+                    # A `finally` that a `break` passes through may run on into what stands after the loop.
+                    draft.runs_out[index] = len(within)
 
     def _is_exhaustion(self, draft: _Draft, index: int) -> bool:
         return self._kind(draft) is LoopKind.FOR and index in self.graph.blocks[draft.header].successors
@@ -279,8 +285,13 @@ class LoopForest:
         exits: set[int] = set()
         for index in draft.body:
             for successor in (*blocks[index].successors, *blocks[index].handlers):
-                if successor not in draft.body:
+                if successor not in draft.body and successor not in draft.runs_out:
                     exits.update(_first_executed(blocks, successor))
+        for index, count in draft.runs_out.items():
+            exits.add(blocks[index].instructions[count].offset)
+            exits.update(
+                blocks[handler].first.offset for handler in blocks[index].handlers if handler not in draft.body
+            )
         entries: set[int] = set()
         if kind is not LoopKind.WHILE:
             for index in header.predecessors:
@@ -288,7 +299,11 @@ class LoopForest:
                     entries.add(blocks[index].last.offset)
             if len(blocks[draft.header].instructions) and not entries and draft.header == 0:
                 entries.add(header.first.offset)
-        body = frozenset(i.offset for index in draft.body for i in blocks[index].instructions)
+        body = frozenset(
+            i.offset
+            for index in (*draft.body, *draft.runs_out)
+            for i in blocks[index].instructions[: draft.runs_out.get(index)]
+        )
         lines = [i.line for index in draft.body for i in blocks[index].instructions if i.line is not None]
         return Loop(
             kind=kind,
