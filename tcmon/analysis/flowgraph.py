@@ -7,16 +7,25 @@ Offsets are those that `sys.monitoring` reports: bytes into `co_code`, of the in
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass, field
+from dis import hasjrel
 from itertools import pairwise
+from opcode import opmap, opname
 from types import CodeType
 
-from bytecode import ConcreteBytecode, ConcreteInstr
+_CACHE = opmap["CACHE"]
+_EXTENDED_ARG = opmap["EXTENDED_ARG"]
+_JUMPS = frozenset(hasjrel) - {opmap["END_ASYNC_FOR"]}  # which has an argument like a jump's from 3.14 on
+_BACKWARD_JUMPS = frozenset(opcode for name, opcode in opmap.items() if "JUMP_BACKWARD" in name)
+_NO_FALL_THROUGH = frozenset(
+    opcode
+    for name, opcode in opmap.items()
+    if name.startswith(("JUMP_FORWARD", "JUMP_BACKWARD", "RETURN_VALUE", "RETURN_CONST", "RAISE_VARARGS", "RERAISE"))
+)
 
-_FILLER = frozenset({"CACHE", "EXTENDED_ARG"})
 
-
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Instruction:
     """One instruction: its offset, opcode name, argument, and place in the source (None where unknown)."""
 
@@ -101,38 +110,48 @@ class FlowGraph:
 
 def _decode(code: CodeType) -> tuple[list[Instruction], dict[int, int], list[tuple[int, int, int]]]:
     """Instructions without fillers; the landing offset of each; exception ranges as (begin, end, handler)."""
-    concrete = ConcreteBytecode.from_code(code)
-    units: list[ConcreteInstr] = [instr for instr in concrete if isinstance(instr, ConcreteInstr)]
+    units = code.co_code  # as compiled: neither specialised nor instrumented, inline caches empty
+    places = list(code.co_positions())
     instructions: list[Instruction] = []
     starts: dict[int, int] = {}
-    unit = 0
-    for instr in units:
-        size = instr.size // 2
-        if instr.name not in _FILLER:
-            # bytecode folds EXTENDED_ARG into the instruction, whose last two bytes are the instruction proper.
-            offset = 2 * (unit + size - 1)
-            starts[offset] = 2 * unit
-            jump = instr.get_jump_target(unit) if instr.has_jump() else None
-            place = instr.location
-            instructions.append(
-                Instruction(
-                    offset=offset,
-                    name=instr.name,
-                    arg=instr.arg,
-                    line=place.lineno if place else None,
-                    column=place.col_offset if place else None,
-                    end_line=place.end_lineno if place else None,
-                    end_column=place.end_col_offset if place else None,
-                    target=None if jump is None else 2 * jump,
-                    falls_through=not (instr.is_uncond_jump() or instr.is_final()),
-                )
+    start, prefix = 0, 0
+    for offset in range(0, len(units), 2):
+        opcode = units[offset]
+        if opcode == _CACHE:
+            start = offset + 2
+            continue
+        arg = prefix | units[offset + 1]
+        if opcode == _EXTENDED_ARG:
+            prefix = arg << 8
+            continue
+        starts[offset] = start
+        target = None
+        if opcode in _JUMPS:
+            after = offset + 2
+            while after < len(units) and units[after] == _CACHE:
+                after += 2
+            target = after + (-2 * arg if opcode in _BACKWARD_JUMPS else 2 * arg)
+        line, end_line, column, end_column = places[offset // 2]
+        instructions.append(
+            Instruction(
+                offset, opname[opcode], arg, line, column, end_line, end_column, target, opcode not in _NO_FALL_THROUGH
             )
-        unit += size
-    # bytecode's table counts units and includes the last one of a range.
-    ranges = [
-        (2 * entry.start_offset, 2 * entry.stop_offset + 2, 2 * entry.target) for entry in concrete.exception_table
-    ]
-    return instructions, starts, ranges
+        )
+        start, prefix = offset + 2, 0
+    return instructions, starts, list(_exception_ranges(code.co_exceptiontable))
+
+
+def _exception_ranges(table: bytes) -> Iterator[tuple[int, int, int]]:
+    """Entries of an exception table: four numbers each, in groups of six bits (Objects/exception_handling_notes.txt)."""
+    numbers: list[int] = []
+    number = 0
+    for byte in table:
+        number = number << 6 | byte & 63
+        if not byte & 64:
+            numbers.append(number)
+            number = 0
+    for start, size, handler, _depth in zip(*[iter(numbers)] * 4, strict=True):
+        yield 2 * start, 2 * (start + size), 2 * handler
 
 
 def _blocks(instructions: list[Instruction], starts: dict[int, int], ranges: list[tuple[int, int, int]]) -> list[Block]:
