@@ -24,6 +24,8 @@ from tcmon.analysis.roles import Proposal, Role
 from tcmon.capture.calls import CallRecorder, Returned, Segment, Yielded, rows
 from tcmon.errors import TcmonError
 from tcmon.monitoring.tool import Tool, empty_callback_ns, events
+from tcmon.steps.codebase import Codebase
+from tcmon.steps.confirmation import Confirmation
 from tcmon.steps.discovery import Discovery
 from tcmon.steps.sampler import Interval
 from tcmon.steps.tracker import RecordedStep, Tracker
@@ -130,7 +132,11 @@ class Session:
             tells_decisions=_log.isEnabledFor(logging.DEBUG),
             failed=self._failed,
         )
-        self._discovery = Discovery(tracking, self._tracker, self._loop_found, self._failed)
+        codebase = Codebase()
+        self._confirmation = Confirmation(self._tracker, codebase, self._loop_found, self._loop_retracted)
+        self._discovery = Discovery(
+            tracking, self._tracker, codebase, self._confirmation, self._loop_found, self._failed
+        )
         _forget_in_children(self)
         # Callbacks that outlive the modules they use would be heard of at the end of the interpreter.
         atexit.register(self.finish, reason="exit", exit_code=None)
@@ -142,6 +148,7 @@ class Session:
             return
         if self._state is _State.RUNNING:
             self._tracker.close()
+            self._confirmation.sweep()
         self._state = _State.FINISHED
         self._release()
         atexit.unregister(self.finish)
@@ -173,7 +180,7 @@ class Session:
     def finish_recorded(self, step: RecordedStep) -> None:
         begin = perf_counter_ns()
         segments = self._open_steps.pop(id(step), [])
-        identity = {"role": step.role, "n": step.n}
+        identity = {"role": step.role, "n": step.n, "loop": step.loop}
         records: list[dict[str, Any]] = []
         stored = dropped = 0
         for segment in segments:
@@ -194,7 +201,6 @@ class Session:
             {
                 "kind": "step",
                 **identity,
-                "loop": step.loop,
                 "reason": step.reason,
                 "stage": step.stage,
                 "begin": step.begin - self._origin,
@@ -243,7 +249,7 @@ class Session:
         self._journal = journal
         self.step_times = journal.add
 
-    def _loop_found(self, code: CodeType, proposal: Proposal) -> int:
+    def _loop_found(self, code: CodeType, proposal: Proposal, found: str) -> int:
         begin = perf_counter_ns()
         record: dict[str, Any] = {
             "kind": "loop",
@@ -252,7 +258,7 @@ class Session:
             "qualname": code.co_qualname,
             "line": proposal.loop.line,
             "role": proposal.role,
-            "found": "static",
+            "found": found,
             "evidence": list(proposal.evidence),
         }
         self._meta["loops"].append({key: value for key, value in record.items() if key != "kind"})
@@ -269,6 +275,15 @@ class Session:
         )
         self._write_ns += perf_counter_ns() - begin
         return len(self._meta["loops"])
+
+    def _loop_retracted(self, loop_id: int, reason: str) -> None:
+        """The steps that a loop counted are none: its record says so, and readers leave them out."""
+        loop = self._meta["loops"][loop_id - 1]
+        loop["role"] = "other"
+        loop["evidence"].append(f"not the training loop: {reason}")
+        self._write([{"kind": "loop", **loop}])
+        self._write_meta()
+        _log.info("no training loop after all: %s:%d in %s: %s", loop["file"], loop["line"], loop["qualname"], reason)
 
     def _journal_full(self) -> None:
         begin = perf_counter_ns()
@@ -356,7 +371,7 @@ def _forget_in_children(session: Session) -> None:
 
 def _make_run_directory(out: Path | None, script: str) -> Path:
     if out is None:
-        stem = Path(script).stem if Path(script).suffix == ".py" else script.rpartition(".")[2] or script
+        stem = Path(script).name.removesuffix(".py") or "run"
         stamp = time.strftime("%Y%m%d-%H%M%S")
         out = Path("tcmon-runs") / f"{stem}-{stamp}-{os.getpid()}"
     try:

@@ -33,7 +33,9 @@ class Monitored:
     run: Run
 
     def loops(self, role: str) -> list[Loop]:
-        return [record for record in self.run.processes[0].read() if isinstance(record, Loop) and record.role == role]
+        """The loops that have a role in the end."""
+        last = {record.id: record for record in self.run.processes[0].read() if isinstance(record, Loop)}
+        return [loop for loop in last.values() if loop.role == role]
 
     def numbers(self, role: str) -> list[int]:
         """The numbers of all steps of a role, in the order of the trace."""

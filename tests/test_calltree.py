@@ -29,7 +29,7 @@ def recorded(begin: int, end: int, thread: int = 1) -> Step:
 
 
 def row(begin: int, events: Sequence[tuple[int, int]], thread: int = 1) -> Calls:
-    return Calls("train", 1, thread, begin, [what for what, _ in events], [at for _, at in events])
+    return Calls("train", 1, 1, thread, begin, [what for what, _ in events], [at for _, at in events])
 
 
 def trees(events: Sequence[tuple[int, int]], end: int) -> tuple[Call, ...]:

@@ -100,13 +100,14 @@ def step(n: int, begin: int, end: int, *, role: str = "train", loop: int = 1, dr
 
 
 def calls(
-    n: int, begin: int, events: Sequence[tuple[int, int]], *, role: str = "train", thread: int = 1
+    n: int, begin: int, events: Sequence[tuple[int, int]], *, role: str = "train", thread: int = 1, loop: int = 1
 ) -> dict[str, Any]:
     """A row of (what, at) events."""
     return {
         "kind": "calls",
         "role": role,
         "n": n,
+        "loop": loop,
         "thread": thread,
         "begin": begin,
         "what": [what for what, _ in events],

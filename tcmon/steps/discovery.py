@@ -2,14 +2,12 @@
 
 Every code object is looked at once, at its first PY_START; the names that it uses dismiss nearly all. The rest is
 analysed, and its training and evaluation loops are watched before their first iteration. Code that trains without a
-loop of its own is met when it first runs: the loop is then the innermost one among its callers on the stack.
+loop of its own is met when it first runs: the loop is then the innermost one among its callers on the stack. What
+really steps is watched by `Confirmation`, which has the last word.
 """
 
 from __future__ import annotations
 
-import ast
-import linecache
-import os
 import sys
 import threading
 from collections.abc import Callable
@@ -17,13 +15,12 @@ from pathlib import Path
 from types import CodeType, FrameType
 from typing import Any
 
-from tcmon.analysis.loops import LoopForest
 from tcmon.analysis.roles import Proposal, Role, RoleFinder, is_telling
 from tcmon.monitoring.tool import DISABLE, Tool, events
+from tcmon.steps.codebase import Codebase, is_own
+from tcmon.steps.confirmation import BACKWARD, STEP, Confirmation
 from tcmon.steps.tracker import Tracker
 
-_OWN_FOLDER = str(Path(__file__).parents[1]) + os.sep
-_DEMO_FOLDER = _OWN_FOLDER + "demo" + os.sep
 _PATIENCE = 100
 """How often a function that trains without a loop is met outside any loop before it is no longer looked at."""
 
@@ -38,20 +35,21 @@ class Discovery:
         self,
         tool: Tool,
         tracker: Tracker,
-        found: Callable[[CodeType, Proposal], int],
+        codebase: Codebase,
+        confirmation: Confirmation,
+        found: Callable[[CodeType, Proposal, str], int],
         failed: Callable[[Exception], None],
     ) -> None:
         self._tracker = tracker
+        self._codebase = codebase
+        self._confirmation = confirmation
         self._found = found
         self._failed = failed
-        self._sources: dict[str, ast.AST | None] = {}
-        self._forests: dict[int, tuple[CodeType, LoopForest]] = {}
-        self._watched: dict[tuple[int, int], CodeType] = {}
-        self._loose: dict[int, tuple[CodeType, str, int]] = {}
-        self._torch: str | None = None
+        self._called: dict[int, tuple[CodeType, Callable[[FrameType], Any]]] = {}
+        """What is called at every start of a code object, for the few that are looked at more than once."""
+        self._analysed: dict[int, CodeType] = {}
         self._lock = threading.Lock()
         self.seen = 0
-        self._analysed: dict[int, CodeType] = {}
         tool.on(events.PY_START, self._on_start)
 
     @property
@@ -61,97 +59,84 @@ class Discovery:
 
     def _on_start(self, code: CodeType, _offset: int) -> Any:
         try:
-            if id(code) in self._loose:
-                return self._look_for_caller(code, sys._getframe(1))
+            called = self._called.get(id(code))
+            if called is not None:
+                return called[1](sys._getframe(1))
             self.seen += 1
-            if is_telling(code) and not self._is_foreign(code.co_filename):
+            if is_telling(code) or code.co_name in _SIGNALS:
                 # Another thread that runs the code meanwhile waits, or its first iterations would be missed.
                 with self._lock:
-                    return self._analyse(code)
+                    return self._look_at(code, sys._getframe(1))
         except Exception as error:
             self._failed(error)
         return DISABLE
 
-    def _analyse(self, code: CodeType) -> Any:
-        if id(code) in self._analysed:
+    def _look_at(self, code: CodeType, frame: FrameType) -> Any:
+        if id(code) in self._called:
+            return self._called[id(code)][1](frame)
+        if self._codebase.is_torch(code.co_filename):
+            return self._look_for_signal(code, frame)
+        if is_own(code.co_filename) or id(code) in self._analysed or not is_telling(code):
             return DISABLE
         self._analysed[id(code)] = code
-        finder = RoleFinder(code, lambda: self._source(code.co_filename))
-        self._forests[id(code)] = (code, finder.forest)
+        finder = RoleFinder(code, lambda: self._codebase.source(code.co_filename))
         self._watch(code, finder.proposals)
-        loose = finder.loose_signs
-        if not loose:
+        if not finder.loose_signs:
             return DISABLE
-        _, call = loose[0]
+        _, call = finder.loose_signs[0]
         reason = f"calls {code.co_qualname}() -> {call} ({Path(code.co_filename).name}:{call.line})"
-        self._loose[id(code)] = (code, reason, _PATIENCE)
-        return self._look_for_caller(code, sys._getframe(2))
+        return self._from_now_on(code, frame, _Loose(self._tracker, self._adopt_caller, reason))
 
-    def _watch(self, code: CodeType, proposals: list[Proposal]) -> None:
-        chosen = [p for p in proposals if (id(code), p.loop.start) not in self._watched]
-        for proposal in chosen:
-            self._watched[id(code), proposal.loop.start] = code
-        if chosen:
-            self._tracker.watch(code, [(self._found(code, p), p.loop, p.role) for p in chosen])
-
-    # Functions that train without a loop of their own
-
-    def _look_for_caller(self, code: CodeType, frame: FrameType) -> Any:
-        """Adopt the loop that the first caller in a loop is in, unless a training loop is being counted already."""
-        _, reason, patience = self._loose[id(code)]
-        if self._tracker.is_counting(Role.TRAIN) or self._adopt_caller(reason, frame.f_back):
-            patience = 0
-        else:
-            patience -= 1
-        if patience > 0:
-            self._loose[id(code)] = (code, reason, patience)
-            return None
-        del self._loose[id(code)]
+    def _look_for_signal(self, code: CodeType, frame: FrameType) -> Any:
+        for (qualname, file), called in (
+            (STEP, self._confirmation.on_step),
+            (BACKWARD, self._confirmation.on_backward),
+        ):
+            if code.co_qualname == qualname and code.co_filename.endswith(file):
+                return self._from_now_on(code, frame, called)
         return DISABLE
 
+    def _from_now_on(self, code: CodeType, frame: FrameType, called: Callable[[FrameType], Any]) -> Any:
+        self._called[id(code)] = (code, called)
+        return called(frame)
+
+    def _watch(self, code: CodeType, proposals: list[Proposal]) -> None:
+        chosen = [p for p in proposals if self._tracker.find(code, p.loop) is None]
+        if chosen:
+            self._tracker.watch(code, [(self._found(code, p, "static"), p.loop, p.role) for p in chosen])
+
     def _adopt_caller(self, reason: str, frame: FrameType | None) -> bool:
-        while frame is not None and not _is_own(frame.f_code.co_filename):
+        """Count the loop that the first caller in a loop is in; False if there is none."""
+        while frame is not None and not is_own(frame.f_code.co_filename):
             code = frame.f_code
-            if not self._is_foreign(code.co_filename):
-                forest = self._forest(code)
+            if not self._codebase.is_torch(code.co_filename):
+                forest = self._codebase.forest(code)
                 index = forest.innermost(frame.f_lasti) if forest.loops else None
                 if index is not None:
                     proposal = Proposal(forest.loops[index], Role.TRAIN, (reason,))
-                    if (id(code), proposal.loop.start) in self._watched:
-                        return False
-                    self._watched[id(code), proposal.loop.start] = code
-                    [watched] = self._tracker.watch(code, [(self._found(code, proposal), proposal.loop, Role.TRAIN)])
-                    self._tracker.adopt(watched, frame)
+                    if self._tracker.find(code, proposal.loop) is None:
+                        found = self._found(code, proposal, "static")
+                        [watched] = self._tracker.watch(code, [(found, proposal.loop, Role.TRAIN)])
+                        self._tracker.adopt(watched, frame)
                     return True
             frame = frame.f_back
         return False
 
-    def _forest(self, code: CodeType) -> LoopForest:
-        if id(code) not in self._forests:
-            forest = LoopForest(code)
-            if forest.loops:
-                forest = LoopForest(code, self._source(code.co_filename))
-            self._forests[id(code)] = (code, forest)
-        return self._forests[id(code)][1]
 
-    # Files
-
-    def _is_foreign(self, file: str) -> bool:
-        """Whether loops in `file` are never the program's: tcmon's own, and torch's (optimizers, data loading)."""
-        if self._torch is None and (torch := sys.modules.get("torch")) is not None:
-            origin = getattr(torch.__spec__, "origin", None)
-            self._torch = str(Path(origin).parent) + os.sep if origin else None
-        return _is_own(file) or (self._torch is not None and file.startswith(self._torch))
-
-    def _source(self, file: str) -> ast.AST | None:
-        if file not in self._sources:
-            try:
-                self._sources[file] = ast.parse("".join(linecache.getlines(file)))
-            except (SyntaxError, ValueError, RecursionError):
-                self._sources[file] = None
-        return self._sources[file]
+_SIGNALS = frozenset(qualname.rpartition(".")[2] for qualname, _ in (STEP, BACKWARD))
 
 
-def _is_own(file: str) -> bool:
-    """Whether `file` is tcmon's, the demo's program aside."""
-    return file.startswith(_OWN_FOLDER) and not file.startswith(_DEMO_FOLDER)
+class _Loose:
+    """Called at each start of a function that trains without a loop, until its loop is known."""
+
+    def __init__(self, tracker: Tracker, adopt: Callable[[str, FrameType | None], bool], reason: str) -> None:
+        self._tracker = tracker
+        self._adopt = adopt
+        self._reason = reason
+        self._patience = _PATIENCE
+
+    def __call__(self, frame: FrameType) -> Any:
+        self._patience -= 1
+        if self._tracker.is_counting(Role.TRAIN) or self._adopt(self._reason, frame.f_back) or self._patience <= 0:
+            return DISABLE
+        return None

@@ -21,6 +21,7 @@ from typing import Any, Protocol
 from tcmon.analysis.loops import Loop
 from tcmon.analysis.roles import Role
 from tcmon.monitoring.tool import DISABLE, Tool, events
+from tcmon.steps.candidates import Candidate
 from tcmon.steps.sampler import Sampler
 
 _LOCAL_EVENTS = events.INSTRUCTION | events.PY_RETURN | events.PY_YIELD | events.PY_RESUME
@@ -84,7 +85,7 @@ class _Counter:
 class _Activation:
     """One run of a watched loop in one frame."""
 
-    __slots__ = ("begin", "body", "frame", "n", "passive", "recorded", "thread", "waiting", "watched")
+    __slots__ = ("begin", "body", "frame", "n", "passive", "recorded", "seen", "thread", "waiting", "watched")
 
     def __init__(self, watched: WatchedLoop, frame: int, thread: int, begin: int) -> None:
         self.watched = watched
@@ -97,12 +98,25 @@ class _Activation:
         self.waiting = True
         self.passive = False
         self.recorded: RecordedStep | None = None
+        self.seen: set[int] = set()
 
 
 class WatchedLoop:
     """A loop whose iterations are counted as steps of its role."""
 
-    __slots__ = ("active", "code", "counter", "id", "loop", "role", "step_times", "tracker")
+    __slots__ = (
+        "active",
+        "code",
+        "counted",
+        "counter",
+        "id",
+        "inside",
+        "loop",
+        "role",
+        "step_times",
+        "stepped",
+        "tracker",
+    )
 
     def __init__(self, tracker: Tracker, id: int, code: CodeType, loop: Loop, role: Role) -> None:
         self.tracker = tracker
@@ -112,6 +126,11 @@ class WatchedLoop:
         self.role = role
         self.counter = tracker.counters[role]
         self.step_times = tracker.sink.step_times
+        self.counted = 0
+        self.inside: set[tuple[int, int]] = set()
+        """Loops, by code and start, that were seen around this one."""
+        self.stepped = False
+        """Whether an optimizer was seen to step in it."""
         self.active: dict[int, _Activation] = {}
 
     # Called for each event at one of the loop's places, with the id of the frame and the time: the hot paths.
@@ -140,6 +159,7 @@ class WatchedLoop:
         counter = self.counter
         n = counter.count + 1
         counter.count = n
+        self.counted += 1
         activation.n = n
         if activation.recorded is not None or n >= counter.next or self.tracker.tells_decisions:
             self.tracker.begin(activation)
@@ -155,6 +175,12 @@ class WatchedLoop:
         activation = self.active.pop(frame, None)
         if activation is not None:
             self.tracker.leave(activation, now)
+
+    def seen_in(self, frame: int, now: int) -> set[int]:
+        """The optimizers that were stepped in the activation that `frame` is in."""
+        if frame not in self.active:
+            self.start(frame, now)
+        return self.active[frame].seen
 
 
 _SAMPLED_EVERY = 61
@@ -188,7 +214,7 @@ class Tracker:
         self._other_tool = other_tool
         self._failed = failed
         self._places: dict[int, dict[int, _Place]] = {}
-        self._loops: dict[int, list[WatchedLoop]] = {}
+        self._loops: dict[int, list[WatchedLoop | Candidate]] = {}
         self._stacks: dict[int, list[_Activation]] = {}
         self._suspended: dict[int, list[_Activation]] = {}
         tool.on(events.INSTRUCTION, self._instruction_callback())
@@ -201,36 +227,123 @@ class Tracker:
 
     def watch(self, code: CodeType, loops: Iterable[tuple[int, Loop, Role]]) -> list[WatchedLoop]:
         """Count the iterations of loops of `code`, given with their ids, from now on."""
-        watched = self._loops.setdefault(id(code), [])
         added = [WatchedLoop(self, loop_id, code, loop, role) for loop_id, loop, role in loops]
-        watched += added
+        self._loops.setdefault(id(code), []).extend(added)
+        self._place(code)
+        return added
+
+    def watch_candidate(self, code: CodeType, loop: Loop) -> Candidate:
+        """Remember the iterations of a loop of `code` from now on."""
+        candidate = Candidate(code, loop)
+        self._loops.setdefault(id(code), []).append(candidate)
+        self._place(code)
+        return candidate
+
+    def find(self, code: CodeType, loop: Loop) -> WatchedLoop | Candidate | None:
+        """What watches a loop of `code`, if anything does."""
+        return next((each for each in self._loops.get(id(code), ()) if each.loop.start == loop.start), None)
+
+    def forget_candidates(self) -> None:
+        """Watch loops that are only candidates no longer."""
+        for loops in self._loops.values():
+            candidates = [each for each in loops if isinstance(each, Candidate)]
+            if candidates:
+                loops[:] = [each for each in loops if each not in candidates]
+                self._place(candidates[0].code)
+
+    def _place(self, code: CodeType) -> None:
+        """Make the table of what is called at which instruction of `code`, and switch its events on."""
+        loops = self._loops[id(code)]
         # Where loops meet in one instruction, inner ones are left before outer ones end their iteration, and outer
         # ones begin theirs before inner ones are entered.
-        inner_first = sorted(watched, key=lambda w: len(w.loop.body))
+        loops.sort(key=lambda each: len(each.loop.body))
         places: dict[int, list[_Place]] = {}
         for kind in ("exit", "back_edge", "entry", "start"):
-            for loop in inner_first if kind in ("exit", "back_edge") else reversed(inner_first):
-                for offset in _offsets(loop.loop, kind):
-                    places.setdefault(offset, []).append(getattr(loop, kind))
+            for watched in loops if kind in ("exit", "back_edge") else reversed(loops):
+                for offset in _offsets(watched.loop, kind):
+                    places.setdefault(offset, []).append(getattr(watched, kind))
         self._places[id(code)] = {offset: _together(found) for offset, found in places.items()}
-        self._tool.watch_instructions(code, _LOCAL_EVENTS, self._other_tool)
-        return added
+        self._tool.watch_instructions(code, _LOCAL_EVENTS if loops else 0, self._other_tool)
 
     def adopt(self, watched: WatchedLoop, frame: FrameType) -> None:
         """Count the iteration that `frame` is in the middle of."""
         watched.start(id(frame), perf_counter_ns())
 
+    def counting(self, role: Role) -> WatchedLoop | None:
+        """The loop of `role` that the current thread is in."""
+        return next((a.watched for a in self._stacks.get(get_ident(), ()) if a.watched.role is role), None)
+
+    def counted(self, role: Role) -> list[WatchedLoop]:
+        """All loops that are watched for a role."""
+        return [w for loops in self._loops.values() for w in loops if isinstance(w, WatchedLoop) and w.role is role]
+
     def is_counting(self, role: Role) -> bool:
-        """Whether the current thread is inside a loop of `role`."""
+        """Whether the current thread is in a loop of `role`."""
         return any(a.watched.role is role for a in self._stacks.get(get_ident(), ()))
+
+    def is_idle(self) -> bool:
+        """Whether no thread is in a loop of any role."""
+        return not self._stacks
+
+    # Moving the step loop
+
+    def promote(self, candidate: Candidate, loop_id: int) -> WatchedLoop:
+        """Count a candidate's iterations as training steps: those that it remembers, and the one in progress."""
+        loops = self._loops[id(candidate.code)]
+        watched = WatchedLoop(self, loop_id, candidate.code, candidate.loop, Role.TRAIN)
+        loops[loops.index(candidate)] = watched
+        counter = watched.counter
+        for begin, body, end in candidate.history:
+            counter.count += 1
+            watched.counted += 1
+            self.sink.step_times(loop_id, counter.code, counter.count, begin, body, end)
+            if self.tells_decisions:
+                self.sink.decided(Role.TRAIN, counter.count, None)
+        counter.next = counter.sampler.next_after(counter.count)
+        for frame, run in candidate.active.items():
+            activation = self.enter(watched, frame, run.begin)
+            activation.seen = run.seen
+            if not run.waiting:
+                watched.start(frame, run.body)
+        self._place(candidate.code)
+        return watched
+
+    def revive(self, watched: WatchedLoop) -> None:
+        """Count the iterations of a training loop that stood inside another one which has been retracted."""
+        now = perf_counter_ns()
+        for frame, activation in list(watched.active.items()):
+            if activation.passive:
+                del watched.active[frame]
+                watched.start(frame, now)
+
+    def retract(self, watched: WatchedLoop) -> None:
+        """Take back the steps that `watched` counted, and watch it no longer."""
+        for activation in list(watched.active.values()):
+            if activation.passive:
+                continue
+            self._remove([activation])
+            if activation.recorded is not None:
+                self.sink.discard(activation.recorded)
+        watched.active.clear()
+        counter = watched.counter
+        counter.count -= watched.counted
+        for stack in self._stacks.values():
+            for activation in stack:
+                if activation.watched.counter is counter:  # its step is in progress, and moves up
+                    activation.n -= watched.counted
+                    if activation.recorded is not None:
+                        activation.recorded.n -= watched.counted
+        counter.next = counter.sampler.next_after(counter.count)
+        self._loops[id(watched.code)].remove(watched)
+        self._place(watched.code)
 
     def close(self) -> None:
         """End what is open, as if every loop were left now."""
         now = perf_counter_ns()
         for loops in self._loops.values():
-            for watched in loops:
-                for frame in list(watched.active):
-                    watched.exit(frame, now)
+            for each in loops:
+                for frame in list(each.active):
+                    each.exit(frame, now)
 
     # Events
 
@@ -272,21 +385,23 @@ class Tracker:
             return
         try:
             frame = id(sys._getframe(1))
-            ended = [w.active.pop(frame) for w in loops if frame in w.active]
-            if ended:
-                self._suspended.pop(frame, None)
-                now = perf_counter_ns()
-                for activation in self._innermost_first(ended):
-                    self.leave(activation, now)
+            now = perf_counter_ns()
+            self._suspended.pop(frame, None)
+            for each in loops:  # inner ones first
+                each.exit(frame, now)
         except Exception as error:
             self._failed(error)
 
     def _on_yield(self, code: CodeType, _offset: int, _value: object) -> None:
         try:
             frame = id(sys._getframe(1))
-            held = [w.active[frame] for w in self._loops.get(id(code), ()) if frame in w.active]
+            held = [
+                activation
+                for each in self._loops.get(id(code), ())
+                if isinstance(each, WatchedLoop) and (activation := each.active.get(frame)) is not None
+            ]
             if held:
-                self._suspended[frame] = list(reversed(self._innermost_first(held)))
+                self._suspended[frame] = held[::-1]
                 self._remove(held)
         except Exception as error:
             self._failed(error)
@@ -296,7 +411,8 @@ class Tracker:
             held = self._suspended.pop(id(sys._getframe(1)), None)
             for activation in held or ():
                 activation.thread = get_ident()
-                self._push(activation)
+                if not activation.passive:
+                    self._push(activation)
         except Exception as error:
             self._failed(error)
 
@@ -328,9 +444,6 @@ class Tracker:
         if activation.recorded is not None:
             self.sink.discard(activation.recorded)
             activation.recorded = None
-
-    def _innermost_first(self, activations: list[_Activation]) -> list[_Activation]:
-        return sorted(activations, key=lambda activation: len(activation.watched.loop.body))
 
     def _push(self, activation: _Activation) -> None:
         stack = self._stacks.setdefault(activation.thread, [])

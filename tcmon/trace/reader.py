@@ -5,6 +5,8 @@ their step together is one step's worth. A trace that was cut at any byte, or da
 gives the records that are whole, and counts what isn't.
 """
 
+import mmap
+import os
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -23,9 +25,11 @@ from tcmon.trace.records import (
     ExceptionType,
     Function,
     Header,
+    Loop,
     Record,
     RunMeta,
     Step,
+    Steps,
     UnknownKind,
 )
 
@@ -34,6 +38,8 @@ _TRACE: Final = re.compile(r"trace-(\d{1,19})\.jsonl")
 
 # The writer's lines are far shorter; what is longer is damage, and must not be held in memory.
 _LINE_LIMIT: Final = 64 << 20
+
+_LOOP: Final = b'{"kind":"loop"'
 
 # Steps of several roles and threads can be open at once, but few. What is more was left over by damage.
 _OPEN_STEPS: Final = 16
@@ -98,7 +104,8 @@ class Process:
             return []
         except OSError as error:
             raise TcmonError(f"the journal of {str(self.trace)!r} can't be read: {_reason(error)}") from None
-        return [each for each in times if _is_sound(each)]
+        retracted = retracted_loops(self.trace)
+        return [each for each in times if _is_sound(each) and each.loop not in retracted]
 
     def recorded_steps(self) -> Iterator["RecordedStep"]:
         """The steps that were recorded in detail, in the order in which they ended."""
@@ -158,12 +165,16 @@ class Reading:
 
     def _pass(self) -> Iterator[Record]:
         try:
+            retracted = retracted_loops(self._trace)
             with self._trace.open("rb") as file:
                 while line := file.readline(_LINE_LIMIT):
                     self.size += len(line)
                     record = self._record(line)
-                    if record is not None:
-                        yield record
+                    if record is None:
+                        continue
+                    if retracted and isinstance(record, Steps | Step | Calls) and record.loop in retracted:
+                        continue
+                    yield record
         except OSError as error:
             raise TcmonError(f"{str(self._trace)!r} can't be read: {_reason(error)}") from None
 
@@ -184,6 +195,29 @@ class Reading:
         elif isinstance(record, End):
             self.complete = True
         return record
+
+
+def retracted_loops(trace: Path) -> frozenset[int]:
+    """Loops of which the trace says in the end that they were none of the roles that their steps were counted for.
+
+    The steps of such a loop are in the trace, since it was not known yet when they were written; they do not count.
+    """
+    last: dict[int, str] = {}
+    with trace.open("rb") as file:
+        if not os.fstat(file.fileno()).st_size:
+            return frozenset()
+        with mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as data:
+            begin = data.find(_LOOP)
+            while begin >= 0:
+                end = data.find(b"\n", begin)
+                try:
+                    record = records.read_record(data[begin : end if end >= 0 else len(data)])
+                except Damaged:
+                    record = None
+                if isinstance(record, Loop):
+                    last[record.id] = record.role
+                begin = data.find(_LOOP, begin + 1)
+    return frozenset(loop for loop, role in last.items() if role == "other")
 
 
 class PendingCalls:

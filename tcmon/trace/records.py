@@ -117,6 +117,7 @@ class Calls:
 
     role: str
     n: int
+    loop: int
     thread: int
     begin: int
     what: Sequence[int]
@@ -324,6 +325,7 @@ def _calls(obj: Object) -> Calls:
     return Calls(
         role=fields.choice(obj, "role", ROLES),
         n=fields.number(obj, "n", low=1),
+        loop=fields.number(obj, "loop", low=1),
         thread=fields.number(obj, "thread", limit=1 << 64),
         begin=begin,
         what=what,

@@ -1,0 +1,70 @@
+"""Loops that may turn out to be the training loop: their iterations are remembered, not yet counted."""
+
+from __future__ import annotations
+
+from types import CodeType
+
+from tcmon.analysis.loops import Loop
+
+_REMEMBERED = 100_000
+"""Iterations of one candidate that are kept; a candidate that goes round more often is none."""
+
+
+class CandidateRun:
+    """One activation of a candidate."""
+
+    __slots__ = ("begin", "body", "iterations", "seen", "waiting")
+
+    def __init__(self, begin: int) -> None:
+        self.begin = begin
+        self.body = begin
+        self.waiting = True
+        self.iterations = 0
+        self.seen: set[int] = set()
+
+
+class Candidate:
+    """A loop around a real `optimizer.step()`, watched until it is known which loop is the training loop."""
+
+    __slots__ = ("active", "code", "history", "loop")
+
+    def __init__(self, code: CodeType, loop: Loop) -> None:
+        self.code = code
+        self.loop = loop
+        self.active: dict[int, CandidateRun] = {}
+        self.history: list[tuple[int, int, int]] = []
+        """Iterations that are over: begin, body, end."""
+
+    def entry(self, frame: int, now: int) -> None:
+        self.exit(frame, now)
+        self.active[frame] = CandidateRun(now)
+
+    def start(self, frame: int, now: int) -> None:
+        run = self.active.get(frame)
+        if run is None:
+            run = self.active[frame] = CandidateRun(now)
+        if run.waiting:
+            run.waiting = False
+            run.body = now
+
+    def back_edge(self, frame: int, now: int) -> None:
+        run = self.active.get(frame)
+        if run is not None and not run.waiting:
+            self._ended(run, now)
+            run.begin = now
+            run.waiting = True
+
+    def exit(self, frame: int, now: int) -> None:
+        run = self.active.pop(frame, None)
+        if run is not None and not run.waiting:
+            self._ended(run, now)
+
+    def seen_in(self, frame: int, now: int) -> set[int]:
+        """The optimizers that were stepped in the activation that `frame` is in."""
+        self.start(frame, now)
+        return self.active[frame].seen
+
+    def _ended(self, run: CandidateRun, now: int) -> None:
+        run.iterations += 1
+        if len(self.history) < _REMEMBERED:
+            self.history.append((run.begin, run.body, now))

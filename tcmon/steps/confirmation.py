@@ -1,0 +1,192 @@
+"""The running program decides: which loop is the training loop, from the real `optimizer.step()`s.
+
+The training loop is the innermost loop that, within one activation, sees the same optimizer stepped twice. Loops
+confirmed for different optimizers and nested: the outermost of them is the step loop. Until an optimizer is stepped,
+`backward()` takes its place, so that training by hand is found as well.
+
+Nothing of torch is patched: all optimizers' steps run through one wrapper, and all backward passes through one
+function, whose code objects are watched for their start.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from time import perf_counter_ns
+from types import CodeType, FrameType
+
+from tcmon.analysis.loops import Loop, LoopKind
+from tcmon.analysis.roles import Proposal, Role
+from tcmon.steps.candidates import Candidate
+from tcmon.steps.codebase import Codebase, is_own
+from tcmon.steps.tracker import Tracker, WatchedLoop
+
+STEP = ("Optimizer.profile_hook_step.<locals>.wrapper", "optimizer.py")
+BACKWARD = ("backward", "autograd/__init__.py")
+
+_BACKWARD = 0
+_PATIENCE = 3
+"""Iterations of a proposed loop in which it may still be confirmed, once a loop inside it is."""
+_LOOKS = 100
+"""How often the stack is walked before only steps outside of all training loops are looked at."""
+_LOOSE_STEPS = 2
+_NO_FRAME = 0
+_NOWHERE = (frozenset[int](), -1, frozenset[int](), frozenset[int](), frozenset[int](), None, (0, 0))
+"""The places of a loop that is none: no instruction of it is watched."""
+
+
+class Confirmation:
+    """Watches real optimizer steps and moves the step loop to where they say.
+
+    `found` gives a loop its number and tells how it was found; `retracted` is told of a loop that was counted and is
+    the training loop no longer, with the reason.
+    """
+
+    def __init__(
+        self,
+        tracker: Tracker,
+        codebase: Codebase,
+        found: Callable[[CodeType, Proposal, str], int],
+        retracted: Callable[[int, str], None],
+    ) -> None:
+        self._tracker = tracker
+        self._codebase = codebase
+        self._found = found
+        self._retracted = retracted
+        self._looks = 0
+        self._stepped = False
+        self._confirmed: dict[tuple[int, int], set[int]] = {}
+        self._loose: dict[int, int] = {}
+        self._ticks: WatchedLoop | None = None
+        self._ticking = 0
+
+    # Events, once for each call of the program
+
+    def on_step(self, frame: FrameType) -> None:
+        """An optimizer steps; `frame` is that of torch's wrapper around its `step`."""
+        if self._looks >= _LOOKS:
+            counting = self._tracker.counting(Role.TRAIN)
+            if counting is not None and counting.stepped:
+                return
+        self._stepped = True
+        arguments = frame.f_locals.get("args")
+        optimizer = arguments[0] if arguments else None
+        self._look(id(optimizer), f"{type(optimizer).__name__}.step()", frame)
+
+    def on_backward(self, frame: FrameType) -> None:
+        """Gradients are computed; `frame` is that of torch's function."""
+        if self._looks < _LOOKS or not self._tracker.is_counting(Role.TRAIN):
+            self._look(_BACKWARD, "backward()", frame)
+
+    def sweep(self) -> None:
+        """Take back loops that were counted without a step, once optimizers are known to step elsewhere."""
+        if self._stepped:
+            for watched in self._tracker.counted(Role.TRAIN):
+                if watched.counted and not watched.stepped and not watched.active:
+                    self._retract(watched, "no optimizer was stepped in it, but elsewhere")
+
+    # Deciding
+
+    def _look(self, key: int, what: str, frame: FrameType) -> None:
+        self._looks += 1
+        if self._looks == _LOOKS:
+            self._tracker.forget_candidates()
+        now = perf_counter_ns()
+        chain = self._chain(frame)
+        if not chain:
+            self._without_a_loop(key, what, frame, now)
+            return
+        confirmed: int | None = None
+        for depth, (holder, loop) in enumerate(chain):
+            watched = self._tracker.find(holder.f_code, loop) or self._tracker.watch_candidate(holder.f_code, loop)
+            seen = watched.seen_in(id(holder), now)
+            if isinstance(watched, WatchedLoop):
+                watched.inside.update((id(outer.f_code), around.start) for outer, around in chain[depth + 1 :])
+                watched.stepped |= key != _BACKWARD
+            if confirmed is None and (key in seen or key in self._known(holder.f_code, loop)):
+                confirmed = depth
+            seen.add(key)
+        self.sweep()
+        if confirmed is not None and (key != _BACKWARD or not self._stepped):
+            self._confirm(key, what, confirmed, chain)
+
+    def _chain(self, frame: FrameType | None) -> list[tuple[FrameType, Loop]]:
+        """The loops around `frame`, innermost first, with the frames that they run in."""
+        chain: list[tuple[FrameType, Loop]] = []
+        while frame is not None and not is_own(frame.f_code.co_filename):
+            if not self._codebase.is_torch(frame.f_code.co_filename):
+                forest = self._codebase.forest(frame.f_code)
+                if forest.loops:
+                    chain += [(frame, forest.loops[i]) for i in forest.around(forest.innermost(frame.f_lasti))]
+            frame = frame.f_back
+        return chain
+
+    def _known(self, code: CodeType, loop: Loop) -> set[int]:
+        """The optimizers for which a loop was confirmed, in any of its runs."""
+        return self._confirmed.setdefault((id(code), loop.start), set())
+
+    def _confirm(self, key: int, what: str, depth: int, chain: list[tuple[FrameType, Loop]]) -> None:
+        """The loop at `depth` of `chain` has seen `key` twice in one run, and none inside it has."""
+        holder, loop = chain[depth]
+        self._known(holder.f_code, loop).add(key)
+        counting = self._tracker.counting(Role.TRAIN)
+        watched = self._tracker.find(holder.f_code, loop)
+        if watched is None or watched is counting:
+            return
+        if isinstance(watched, WatchedLoop) and watched.role is Role.EVAL:
+            return  # adversarial examples, test-time adaptation
+        if counting is not None:
+            others = self._known(counting.code, counting.loop) - {_BACKWARD}
+            if any(around is counting.loop for _, around in chain[depth + 1 :]):
+                # A loop around this one is counted: it may be confirmed for another optimizer yet (n_critic).
+                if others or counting.counted < _PATIENCE:
+                    return
+                where = "inside"
+            elif key in others:
+                return
+            else:
+                where = "around"
+            self._retract(counting, f"{what} comes twice in one run of the loop of line {loop.line} {where} it")
+        for inner in self._tracker.counted(Role.TRAIN):
+            if (id(holder.f_code), loop.start) in inner.inside:
+                self._retract(inner, f"{what} comes twice in one run of the loop of line {loop.line} around it")
+        if isinstance(watched, Candidate):
+            self._promote(watched, what)
+        else:
+            self._tracker.revive(watched)
+
+    def _retract(self, watched: WatchedLoop, reason: str) -> None:
+        self._tracker.retract(watched)
+        self._retracted(watched.id, reason)
+
+    def _promote(self, candidate: Candidate, what: str) -> None:
+        reasons = [f"{what} came twice with the same optimizer in one run of the loop"]
+        if candidate.history:
+            reasons.append(f"the first {len(candidate.history)} iterations were over when that was seen")
+        proposal = Proposal(candidate.loop, Role.TRAIN, tuple(reasons))
+        self._tracker.promote(candidate, self._found(candidate.code, proposal, "dynamic"))
+
+    def _without_a_loop(self, key: int, what: str, frame: FrameType, now: int) -> None:
+        """No loop of Python holds a step (a loop in C, recursion): after two, each of them ends a step itself."""
+        if self._ticks is not None:
+            if key == self._ticking:
+                self._ticks.back_edge(_NO_FRAME, now)
+                self._ticks.start(_NO_FRAME, perf_counter_ns())
+            return
+        # An optimizer that is stepped in autograd's own thread has its loop in another one.
+        if key == _BACKWARD or not self._tracker.is_idle():
+            return
+        self._loose[key] = self._loose.get(key, 0) + 1
+        caller = self._caller(frame)
+        if self._loose[key] > _LOOSE_STEPS and caller is not None:
+            loop = Loop(LoopKind.WHILE, caller.f_lineno, *_NOWHERE)
+            proposal = Proposal(loop, Role.TRAIN, (f"no loop of Python holds {what}: each of them ends a step",))
+            loop_id = self._found(caller.f_code, proposal, "dynamic")
+            self._ticking = key
+            [self._ticks] = self._tracker.watch(caller.f_code, [(loop_id, loop, Role.TRAIN)])
+            self._ticks.stepped = True
+            self._ticks.start(_NO_FRAME, now)
+
+    def _caller(self, frame: FrameType | None) -> FrameType | None:
+        while frame is not None and self._codebase.is_foreign(frame.f_code.co_filename):
+            frame = frame.f_back
+        return frame
