@@ -208,7 +208,6 @@ class Tracker:
         self.sink = sink
         self.tells_decisions = tells_decisions
         self.counters = {role: _Counter(role, sampler) for role, sampler in samplers.items()}
-        self.callbacks = 0
         self._samples = self._sampled_ns = self._rare = self._rare_at_sample = 0
         self._tool = tool
         self._other_tool = other_tool
@@ -217,7 +216,8 @@ class Tracker:
         self._loops: dict[int, list[WatchedLoop | Candidate]] = {}
         self._stacks: dict[int, list[_Activation]] = {}
         self._suspended: dict[int, list[_Activation]] = {}
-        tool.on(events.INSTRUCTION, self._instruction_callback())
+        on_instruction, self._count = self._instruction_callback()
+        tool.on(events.INSTRUCTION, on_instruction)
         tool.on(events.PY_RETURN, self._on_frame_end)
         tool.on(events.PY_UNWIND, self._on_frame_end)
         tool.on(events.PY_YIELD, self._on_yield)
@@ -347,21 +347,23 @@ class Tracker:
 
     # Events
 
-    def _instruction_callback(self) -> Callable[[CodeType, int], Any]:
+    def _instruction_callback(self) -> tuple[Callable[[CodeType, int], Any], Callable[[], int]]:
+        """The callback of INSTRUCTION events, and how often one of them was at a place of a loop."""
         places_of = self._places
         now = perf_counter_ns
         frame_of = sys._getframe
+        count = 0
         next_sample = _SAMPLED_EVERY
 
         def on_instruction(code: CodeType, offset: int) -> Any:
-            nonlocal next_sample
+            nonlocal count, next_sample
             begin = now()
             try:
                 place = places_of[id(code)].get(offset)
                 if place is None:
                     return DISABLE
                 place(id(frame_of(1)), begin)
-                self.callbacks = count = self.callbacks + 1
+                count += 1
                 if count >= next_sample:
                     next_sample = count + _SAMPLED_EVERY
                     if self._rare == self._rare_at_sample:
@@ -372,7 +374,12 @@ class Tracker:
                 self._failed(error)
             return None
 
-        return on_instruction
+        return on_instruction, lambda: count
+
+    @property
+    def callbacks(self) -> int:
+        """How often an iteration began or ended."""
+        return self._count()
 
     @property
     def callback_ns(self) -> int:

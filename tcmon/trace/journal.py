@@ -46,35 +46,48 @@ class Columns(NamedTuple):
 
 
 class StepJournal:
-    """Appends the times of steps; `full` is called when there is room for no more, and must call `take`."""
+    """Appends the times of steps; `full` is called when there is room for no more, and must call `take`.
+
+    `add(loop, role, n, begin, body, end)` stores one step, `begin`, `body` and `end` as `perf_counter_ns`.
+    """
 
     def __init__(self, path: Path, origin: int, full: Callable[[], None]) -> None:
-        self._origin = origin
-        self._full = full
-        self._used = 0
-        self._size = _ROW.size * _ROWS
         # Room for one row more from every thread that adds while another moves the rows into the trace.
-        self._buffer = _mapped(path, self._size + _ROW.size * _SPARE_ROWS)
+        self._buffer = _mapped(path, _ROW.size * (_ROWS + _SPARE_ROWS))
         self._lock = threading.Lock()
-
-    def add(self, loop: int, role: int, n: int, begin: int, body: int, end: int) -> None:
-        """Store one step; `begin`, `body` and `end` are `perf_counter_ns`. The step number is written last."""
-        with self._lock:
-            used = self._used
-            _ROW.pack_into(self._buffer, used, loop, role, begin - self._origin, body - begin, end - begin, n)
-            used += _ROW.size
-            self._used = used
-        if used >= self._size:
-            self._full()
+        self.add, self._restart = _adder(self._buffer, self._lock, origin, full)
 
     def take(self) -> Columns:
         """The rows since the last call, which are the trace's business from now on."""
         with self._lock:
-            cells = memoryview(self._buffer)[: self._used].cast("q")
-            found = Columns(*(cells[column :: len(_COLUMNS)].tolist() for column in range(len(_COLUMNS))))
-            cells.release()
-            self._used = 0
-        return found
+            cells = memoryview(self._buffer)[: self._restart()].cast("q").tolist()
+        return Columns(*(cells[column :: len(_COLUMNS)] for column in range(len(_COLUMNS))))
+
+
+def _adder(
+    buffer: mmap.mmap | bytearray, lock: threading.Lock, origin: int, full: Callable[[], None]
+) -> tuple[Callable[[int, int, int, int, int, int], None], Callable[[], int]]:
+    """`add` as a closure, since it is called for every step: attributes would cost more than what it does."""
+    pack = _ROW.pack_into
+    row = _ROW.size
+    size = _ROW.size * _ROWS
+    used = 0
+
+    def add(loop: int, role: int, n: int, begin: int, body: int, end: int) -> None:
+        nonlocal used
+        with lock:
+            # The step number is written last.
+            pack(buffer, used, loop, role, begin - origin, body - begin, end - begin, n)
+            used += row
+        if used >= size:
+            full()
+
+    def restart() -> int:
+        nonlocal used
+        before, used = used, 0
+        return before
+
+    return add, restart
 
 
 def read_journal(path: Path) -> list[StepTimes]:

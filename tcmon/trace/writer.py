@@ -49,11 +49,13 @@ def steps_records(rows: Columns) -> Iterator[dict[str, Any]]:
     """`rows` as the trace's columns: one record for each run of consecutive steps of one loop."""
     for loop in dict.fromkeys(rows.loop):
         chosen = rows
-        if len(set(rows.loop)) > 1:
+        if rows.loop.count(loop) < len(rows.loop):
             of_loop = [each == loop for each in rows.loop]
             chosen = Columns(*(list(compress(column, of_loop)) for column in rows))
         numbers = chosen.n
-        breaks = [i for i, (n, following) in enumerate(pairwise(numbers), 1) if following != n + 1]
+        breaks: list[int] = []
+        if numbers != list(range(numbers[0], numbers[0] + len(numbers))):
+            breaks = [i for i, (n, following) in enumerate(pairwise(numbers), 1) if following != n + 1]
         for low, high in pairwise([0, *breaks, len(numbers)]):
             begin = chosen.begin[low:high]
             yield {
