@@ -5,9 +5,12 @@ from __future__ import annotations
 import ast
 import linecache
 import os
+import re
+import stat
 import sys
+from importlib.machinery import ModuleSpec
 from pathlib import Path
-from types import CodeType
+from types import CodeType, ModuleType
 
 from tcmon.analysis.loops import LoopForest
 
@@ -42,10 +45,7 @@ class Codebase:
     def source(self, file: str) -> ast.AST | None:
         """The parsed source of `file`, or None where there is none."""
         if file not in self._sources:
-            try:
-                self._sources[file] = ast.parse("".join(linecache.getlines(file)))
-            except (SyntaxError, ValueError, RecursionError):
-                self._sources[file] = None
+            self._sources[file] = _parsed(file)
         return self._sources[file]
 
     def is_foreign(self, file: str) -> bool:
@@ -55,9 +55,36 @@ class Codebase:
     def is_torch(self, file: str) -> bool:
         """Whether `file` belongs to torch; never before torch is imported."""
         if self._torch is None:
-            torch = sys.modules.get("torch")
-            origin = getattr(torch.__spec__, "origin", None) if torch is not None else None
-            if origin is None:
+            spec = module_attribute(sys.modules.get("torch"), "__spec__")
+            origin = spec.origin if type(spec) is ModuleSpec else None
+            if type(origin) is not str:
                 return False
             self._torch = str(Path(origin).parent) + os.sep
         return file.startswith(self._torch)
+
+
+def module_attribute(module: object, name: str) -> object:
+    """What a module's own dictionary holds, or None; no code of the program runs, whatever it put among the modules."""
+    if not issubclass(type(module), ModuleType):
+        return None
+    found: object = vars(ModuleType)["__dict__"].__get__(module).get(name)
+    return found
+
+
+_LONGEST_SOURCE = 8 << 20
+_ESCAPE = re.compile(r"\\([^\\'\"\r\nN])|\\[\s\S]")
+
+
+def _parsed(file: str) -> ast.AST | None:
+    try:
+        if file not in linecache.cache:
+            status = Path(file).stat()
+            # Standard input, say, is the program's to read.
+            if not stat.S_ISREG(status.st_mode) or status.st_size > _LONGEST_SOURCE:
+                return None
+        text = "".join(linecache.getlines(file))
+        # The parser would warn of invalid escape sequences on the program's stderr. What strings hold is of no interest
+        # here, only where they stand.
+        return ast.parse(_ESCAPE.sub(lambda match: f".{match[1]}" if match[1] else match[0], text))
+    except (OSError, SyntaxError, ValueError, RecursionError, MemoryError):
+        return None
