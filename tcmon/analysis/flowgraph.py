@@ -142,7 +142,7 @@ def _decode(code: CodeType) -> tuple[list[Instruction], dict[int, int], list[tup
 
 
 def _exception_ranges(table: bytes) -> Iterator[tuple[int, int, int]]:
-    """Entries of an exception table: four numbers each, in groups of six bits (Objects/exception_handling_notes.txt)."""
+    """Entries of an exception table, which are four numbers each, written in groups of six bits."""
     numbers: list[int] = []
     number = 0
     for byte in table:

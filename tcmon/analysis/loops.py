@@ -67,9 +67,9 @@ class _Draft:
 class LoopForest:
     """The loops of one code object with their nesting, outer loops before inner ones."""
 
-    def __init__(self, code: CodeType, tree: ast.AST | None = None) -> None:
+    def __init__(self, code: CodeType, tree: ast.AST | None = None, graph: FlowGraph | None = None) -> None:
         self.code = code
-        self.graph = FlowGraph(code)
+        self.graph = graph or FlowGraph(code)
         self.dominators = Dominators(self.graph)
         self._offsets = [i.offset for block in self.graph.blocks for i in block.instructions]
         self._statements = _Statements(tree, code)
