@@ -147,4 +147,5 @@ def rows(segment: Segment, names: NameTable) -> Iterable[tuple[int, list[int], l
 
 def _differences(times: list[int], begin: int) -> list[int]:
     """Each time relative to the one before it, the first to `begin`."""
-    return [times[0] - begin, *map(sub, times[1:], times)]
+    found = [times[0] - begin, *map(sub, times[1:], times)]
+    return found if min(found) >= 0 else [max(0, each) for each in found]

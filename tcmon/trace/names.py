@@ -8,6 +8,7 @@ from typing import Any
 
 RETURNED = 0
 YIELDED = -1
+_LONGEST = 1000
 
 
 class NameTable:
@@ -51,26 +52,34 @@ class NameTable:
                     "kind": "function",
                     "id": self._functions,
                     "module": self._module(thing.co_filename),
-                    "qualname": thing.co_qualname,
-                    "file": thing.co_filename,
-                    "line": thing.co_firstlineno,
+                    "qualname": _short(thing.co_qualname),
+                    "file": _short(thing.co_filename),
+                    "line": max(0, thing.co_firstlineno),
                 }
             )
         else:
             self._exceptions += 1
             self._numbers[id(thing)] = -self._exceptions - 1
-            # type.__qualname__, not the attribute: a metaclass of the program must not be asked.
-            name = type.__getattribute__(thing, "__qualname__")
-            self._new.append({"kind": "exception", "id": self._exceptions, "name": name})
+            # type's own attribute: a metaclass of the program must not be asked.
+            name = vars(type)["__qualname__"].__get__(thing)
+            self._new.append({"kind": "exception", "id": self._exceptions, "name": _short(name)})
 
     def _module(self, file: str) -> str | None:
         """The name of the module whose source is `file`, or None."""
         if file not in self._modules and self._modules_seen != len(sys.modules):
             self._modules_seen = len(sys.modules)
+            # What the program put there may be no module, and a module's attributes may be code of the program.
             for name, module in list(sys.modules.items()):
-                if isinstance(module, ModuleType):
-                    # The dictionary itself: a module's __getattr__ is code of the program.
-                    path = ModuleType.__getattribute__(module, "__dict__").get("__file__")
-                    if isinstance(path, str):
-                        self._modules.setdefault(path, name)
+                if type(name) is str and issubclass(type(module), ModuleType):
+                    path = _DICTIONARY.__get__(module).get("__file__")
+                    if type(path) is str:
+                        self._modules.setdefault(path, _short(name))
         return self._modules.get(file)
+
+
+_DICTIONARY = vars(ModuleType)["__dict__"]
+
+
+def _short(text: str) -> str:
+    """`text` as a plain str, cut where it is too long to be the name of anything."""
+    return str.__str__(text) if len(text) <= _LONGEST else text[: _LONGEST - 1] + "…"

@@ -5,8 +5,9 @@ Lines are written whole and unbuffered, so that a process that is killed leaves 
 
 from __future__ import annotations
 
-import json
+import contextlib
 import os
+import threading
 from collections.abc import Iterable, Iterator
 from itertools import compress, pairwise
 from operator import sub
@@ -19,30 +20,68 @@ from tcmon.trace.journal import ROLES, Columns
 
 
 class TraceWriter:
-    """Appends records, one JSON object a line, to a file that did not exist before."""
+    """Appends records, one JSON object a line, to a file that did not exist before.
+
+    What could not be written, since the disk was full or a signal's handler raised, is written with the next records.
+    """
 
     def __init__(self, path: Path) -> None:
         self._descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_APPEND | os.O_CLOEXEC, 0o666)
-        self.bytes = 0
+        self._lock = threading.RLock()
+        self._written = 0
+        self._pending = b""
+
+    @property
+    def bytes(self) -> int:
+        """Bytes of all records so far."""
+        return self._written + len(self._pending)
 
     def write(self, records: Iterable[dict[str, Any]]) -> None:
-        """Append `records`; raises `OSError` if the file can't take them."""
+        """Append `records`; raises `OSError` if the file can't take them. Does nothing once it is closed."""
         data = b"".join(_line(record) for record in records)
-        self.bytes += len(data)
-        view = memoryview(data)
-        while view:
-            view = view[os.write(self._descriptor, view) :]
+        with self._lock:
+            if self._descriptor >= 0:
+                self._pending += data
+                self._flush()
+
+    def _flush(self) -> None:
+        # The file itself tells how much it holds: a signal's handler may raise right after a write, or within.
+        while (done := max(0, os.fstat(self._descriptor).st_size - self._written)) < len(self._pending):
+            try:
+                os.write(self._descriptor, memoryview(self._pending)[done:])
+            except OSError:
+                os.ftruncate(self._descriptor, self._written + self._pending.rfind(b"\n", 0, done) + 1)
+                raise
+        self._written, self._pending = self._written + len(self._pending), b""
 
     def close(self) -> None:
-        os.close(self._descriptor)
+        """Close the file. Another thread may still write, to nowhere."""
+        with self._lock:
+            descriptor, self._descriptor = self._descriptor, -1
+            if descriptor >= 0:
+                os.close(descriptor)
 
 
 def _line(record: dict[str, Any]) -> bytes:
+    return _json(record, orjson.OPT_APPEND_NEWLINE)
+
+
+def _json(value: dict[str, Any], options: int) -> bytes:
     try:
-        return orjson.dumps(record, option=orjson.OPT_APPEND_NEWLINE)
+        return orjson.dumps(value, option=options)
     except TypeError:
-        # A name with lone surrogates, as of a file that is no UTF-8: orjson takes none of these.
-        return json.dumps(record).encode() + b"\n"
+        return orjson.dumps(_encodable(value), option=options)
+
+
+def _encodable(value: Any) -> Any:
+    """`value` with lone surrogates, as in names of files that are no UTF-8, spelt out: JSON has no place for them."""
+    if isinstance(value, str):
+        return value.encode("utf-8", "backslashreplace").decode()
+    if isinstance(value, dict):
+        return {key: _encodable(each) for key, each in value.items()}
+    if isinstance(value, list | tuple):
+        return [_encodable(each) for each in value]
+    return value
 
 
 def steps_records(rows: Columns) -> Iterator[dict[str, Any]]:
@@ -70,7 +109,23 @@ def steps_records(rows: Columns) -> Iterator[dict[str, Any]]:
 
 
 def write_atomically(path: Path, value: dict[str, Any]) -> None:
-    """Replace the file at `path` by `value` as JSON; a reader sees the old text or the new one, never a part."""
-    temporary = path.with_name(f".{path.name}.{os.getpid()}")
-    temporary.write_text(json.dumps(value, indent=2) + "\n", encoding="ascii")
-    temporary.replace(path)
+    """Replace the file at `path` by `value` as JSON; a reader sees the old text or the new one, never a part.
+
+    Raises `OSError` if that can't be done; the file is the old one then.
+    """
+    data = _json(value, orjson.OPT_INDENT_2 | orjson.OPT_APPEND_NEWLINE)
+    temporary = path.with_name(f".{path.name}.{os.getpid()}.{threading.get_ident()}")
+    temporary.unlink(missing_ok=True)
+    try:
+        # Never through a link that somebody put there.
+        descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o666)
+        try:
+            while data:
+                data = data[os.write(descriptor, data) :]
+        finally:
+            os.close(descriptor)
+        temporary.replace(path)
+    except BaseException:
+        with contextlib.suppress(OSError):
+            temporary.unlink()
+        raise
