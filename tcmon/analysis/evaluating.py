@@ -64,23 +64,29 @@ class Evaluation:
         function = self._scope.code.co_name
         by_function = self._name_of_evaluation
         iterated = list(self._iterated(index, loop))
-        over = next((n for n in iterated if evidence.names_evaluation(n) and n.lower() != "test"), None)
+        over = next(
+            (n for n in iterated if evidence.names_evaluation(n) and n.lower() != "test" and "size" not in n), None
+        )
         batches = any(evidence.names_batches(n) for n in iterated) or any(
             evidence.draws_batch(call.name) or self._draws_next(call) for call in own
         )
         quiet = self._without_gradients(loop, function)
-        if evidence.names_other_use(function) and not evidence.names_evaluation(function):
+        if evidence.names_sampling(function) or (evidence.names_other_use(function) and not by_function):
             return ()
-        if evidence.Sign.BACKWARD in signs and not (by_function and (over or batches)):
+        if evidence.Sign.BACKWARD in signs and not (by_function and (over or quiet) and batches):
             return ()
         within_training = any(outer in self._trained for outer in self._forest.around(index))
         measured = self._measures(own, loop, index)
         named = over is not None and bool(by_function or quiet or batches or measured)
-        called = by_function is not None and (
-            batches or self._goes_over_argument(index) or self._steps_environment(own)
+        confirmed = bool(quiet or measured) or not (by_function or "").startswith("test_")
+        called = (
+            by_function is not None
+            and confirmed
+            and (batches or self._goes_over_argument(index) or self._steps_environment(own))
         )
         for_training = any(evidence.names_training(name) for name in iterated)
-        unnamed = quiet is not None and batches and measured and not within_training and not for_training
+        over_batches = any(evidence.names_batches(name) for name in iterated)
+        unnamed = quiet is not None and over_batches and measured and not within_training and not for_training
         if not (named or called or unnamed):
             return ()
         reasons = [f"in {by_function}()"] if by_function else []
@@ -185,7 +191,8 @@ class Evaluation:
         expr = self._reading.iterators[at]
         while isinstance(expr, Call) and expr.args and expr.name in _WRAPPERS - {"range"}:
             expr = expr.args[0]
-        return isinstance(expr, Name | Attribute) and not self._forest.around(index)[1:]
+        goes_over = isinstance(expr, Name | Attribute) and not evidence.names_steps(path(expr)[-1])
+        return goes_over and not self._forest.around(index)[1:]
 
     @staticmethod
     def _steps_environment(own: list[Call]) -> bool:

@@ -52,7 +52,7 @@ _OTHERS = re.compile(
     r"sched|(^|_)lrs?(_|$)|warm|anneal|(^|_)envs?(_|\d|$)|environment|gym|prof|pbar|progress|(^|_)bar$|token|simul"
     r"|(^|_)sim(_|$)|world|physics|writer|logg|timer|clock|meter|early|stopper|game|option(_|s|$)|optional|tracker"
     r"|monitor|(^|_)ema(_|$)|callback|(^|_)beta|decay|board|robot|turtle|motor|vehicle|player|cursor|browser|drone"
-    r"|integrator|(^|_)ode(_|$)|sampler|diffusion|robot"
+    r"|integrator|(^|_)ode(_|$)|sampler|diffusion|clip|(^|_)local_sgd|scene|stage$"
 )
 """Names of what is stepped for other reasons: schedulers, environments, profilers, progress bars."""
 
@@ -73,8 +73,18 @@ _NO_EVALUATION = re.compile(
     r"|update_bn|warm|init|collect|rollout|dump|export|(^|_)fid(_|$)|visuali|plot|render|interpol|translate|decode|attack"
 )
 _BATCHES = re.compile(
-    r"load(er)?s?($|_|\d)|(^|_)dls?($|_|\d)|batch|dataset|(^|_)data(_|$)|^ds$|(^|_)iter(ator)?$|(^|_)datas?et|(^|_)split$"
+    r"load(er)?s?($|_|\d)|(^|_)dls?($|_|\d)|batch|dataset|(^|_)data(_|$)|(^|_)ds$|(^|_)iter(ator)?$|(^|_)split$|^queue$"
 )
+_COUNTS = re.compile(r"size|^(n|num|max|total)_|(^|_)(bs|idx|index|count|num|len|max)$")
+_LOOKING = re.compile(
+    r"profil|bench|speed|flops|latenc|memory|check|salien|attrib|fisher|influence|attack|perturb|advers|(^|_)cam(_|$)|importance"
+    r"|sensitiv|integrated_grad|jacob|hessian|visuali|dream|pgd|fgsm|explain|lipschitz|(^|_)test_"
+)
+_STEPS = re.compile(
+    r"timestep|token|(^|_)steps?$|sigmas|layers|blocks|modules|(^|_)sizes$|shapes|configs|prompts?$|models$"
+)
+_ACCUMULATION = re.compile(r"micro_?(batch|step)|accum|(^|_)ga_steps|chunk|sub_?batch|split_batch")
+_SAMPLING = re.compile(r"^log_|^__call__$|^forward$")
 _DRAWS = re.compile(r"(^|_)(get|next|sample|fetch|load|make|draw)_?(\w+_)?(batch|data|minibatch|samples?)")
 _MODELS = re.compile(
     r"(^|_)(model|models|net|network|module|encoder|decoder|generator|discriminator|classifier|backbone|policy|actor"
@@ -104,7 +114,7 @@ _BACKWARD = frozenset({"backward", "manual_backward"})
 _IN_PLACE = frozenset({"sub_", "add_", "addcdiv_", "addcmul_", "copy_", "lerp_", "set_"})
 _FOREACH = frozenset({"_foreach_add_", "_foreach_sub_", "_foreach_addcdiv_", "_foreach_addcmul_"})
 
-TELLING = _BACKWARD | NO_GRAD | _FOREACH | {"zero_grad", "step", "eval", "optimizer_step", "grad"}
+TELLING = _BACKWARD | NO_GRAD | _FOREACH | {"zero_grad", "step", "eval", "optimizer_step", "train_batch", "grad"}
 """A code object none of whose names is here, and whose own name is not an evaluation's, tells nothing by itself."""
 
 OTHER_FRAMEWORKS = frozenset(
@@ -140,6 +150,8 @@ def call_signs(call: Call, thing: Thing | None) -> tuple[Sign, ...]:
         return (Sign.CLEAR,)
     if name == "optimizer_step":
         return (Sign.STEP,)
+    if name == "train_batch" and "engine" in receiver:
+        return (Sign.BACKWARD, Sign.STEP)
     if name in _FOREACH:
         return (Sign.MAYBE_STEP,)
     if name == "step":
@@ -163,6 +175,11 @@ def call_signs(call: Call, thing: Thing | None) -> tuple[Sign, ...]:
         if _STEP_FUNCTIONS.search(last):
             return (Sign.BACKWARD, Sign.STEP)
     return ()
+
+
+def is_by_handed_optimizer(call: Call) -> bool:
+    """Whether `call` is judged by the optimizer among its arguments, so that what it calls tells more."""
+    return call.name not in _BACKWARD and call.name not in ("step", "zero_grad", "optimizer_step")
 
 
 def is_no_evidence(call: Call, thing: Thing | None) -> bool:
@@ -290,9 +307,29 @@ def names_other_use(name: str) -> bool:
     return _NO_EVALUATION.search(words(name)) is not None
 
 
+def names_sampling(name: str) -> bool:
+    """Whether a function shows or returns what a model makes, whatever else its name says: `log_validation`."""
+    return _SAMPLING.search(words(name)) is not None
+
+
+def names_passing_look(name: str) -> bool:
+    """Whether a function computes gradients for another purpose than training: `profile`, `fisher_information`."""
+    return _LOOKING.search(words(name)) is not None
+
+
+def names_accumulation(name: str) -> bool:
+    """Whether a variable counts the parts of one batch."""
+    return _ACCUMULATION.search(words(name)) is not None
+
+
 def names_batches(name: str) -> bool:
     """Whether a variable is named like something that yields batches."""
-    return _BATCHES.search(words(name)) is not None
+    return _BATCHES.search(words(name)) is not None and not _COUNTS.search(words(name))
+
+
+def names_steps(name: str) -> bool:
+    """Whether a variable is named like the steps of making one thing: `timesteps`, `tokens`."""
+    return _STEPS.search(words(name)) is not None
 
 
 def draws_batch(name: str) -> bool:

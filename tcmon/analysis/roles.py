@@ -142,10 +142,15 @@ class RoleFinder:
             return {i: self._evidence(i) for i in training.stepping}
         found: dict[int, tuple[str, ...]] = {}
         for index in training.accumulating:
-            if training.reads_gradients(index):
+            name = self.code.co_name
+            if training.reads_gradients(index) or evidence.names_passing_look(name):
                 self._inner[index] = "computes gradients only to look at them"
-            elif evidence.names_evaluation(self.code.co_name):
-                self._inner[index] = f"computes gradients, but in {self.code.co_name}() and without a step"
+            elif training.comes_through_test(index):
+                self._inner[index] = "calls tests"
+            elif training.goes_over_parts(index):
+                self._inner[index] = "accumulates gradients for a step that is made elsewhere"
+            elif evidence.names_evaluation(name):
+                self._inner[index] = f"computes gradients, but in {name}() and without a step"
             elif place := self._step_of_caller():
                 self._inner[index] = f"accumulates gradients for the step {place}"
             else:

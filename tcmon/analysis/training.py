@@ -95,11 +95,12 @@ class Training:
             self.no_evidence.append(call)
             return
         closure = call.name == "step" and (call.args or call.keywords)
-        if not signs or Sign.MAYBE_STEP in signs or closure:
+        handed = bool(signs) and evidence.is_by_handed_optimizer(call)
+        if not signs or Sign.MAYBE_STEP in signs or closure or handed:
             followed = list(self._followed(call))
             for trace in followed:
                 yield trace, frozenset(_walked(call))
-            if followed and Sign.STEP not in signs:
+            if (followed and not closure) or (handed and self.scope.callees(call)):
                 return
         stepped = _stepped(call)
         for sign in signs:
@@ -254,6 +255,15 @@ class Training:
         for index in sorted(self._with(Sign.BACKWARD) - self.stepping):
             traces += [t for t in self.signs[index] if t.sign is Sign.BACKWARD and t.sign not in seen]
         return traces
+
+    def comes_through_test(self, index: int) -> bool:
+        """Whether all that a loop has of training stands in functions named like tests."""
+        return all(any(evidence.names_evaluation(name) for name in t.via) for t in self.signs.get(index, []))
+
+    def goes_over_parts(self, index: int) -> bool:
+        """Whether a loop goes over the parts of one batch, by the names of what it iterates over."""
+        at = self.iterator_at(index)
+        return at is not None and any(evidence.names_accumulation(n) for n in names_in(self._reading.iterators[at]))
 
     def reads_gradients(self, index: int) -> bool:
         """Whether gradients are computed in a loop to be looked at: for an attack, for the importance of weights."""
