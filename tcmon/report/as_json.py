@@ -5,6 +5,7 @@ Times are in milliseconds and shares are fractions of one. What can't be known i
 
 from collections.abc import Mapping
 
+from tcmon.report.onestep import OneStep
 from tcmon.report.summary import (
     STEP_ROLES,
     FunctionSummary,
@@ -160,3 +161,39 @@ def _rank(process: ProcessSummary, *, all_loops: bool) -> Json:
 
 def _ms(nanoseconds: float | None) -> float | None:
     return None if nanoseconds is None else round(nanoseconds / 1e6, 6)
+
+
+def step_as_json(one: OneStep) -> dict[str, Json]:
+    """A recorded step as one object: when it was, and under `calls` all its calls.
+
+    Each call comes before those that it made, which are one deeper; `start_ms` counts from the step's begin.
+    """
+    step, loop = one.recorded.step, one.loop
+    return {
+        "role": step.role,
+        "n": step.n,
+        "loop": {"file": loop.file, "qualname": loop.qualname, "line": loop.line} if loop else None,
+        "reason": step.reason,
+        "stage": step.stage,
+        "begin_ms": _ms(step.begin),
+        "wait_ms": _ms(step.wait),
+        "duration_ms": _ms(step.end),
+        "thread": step.thread,
+        "dropped": step.calls_dropped,
+        "calls": [
+            {
+                "thread": call.thread,
+                "depth": call.depth,
+                "module": call.function.module,
+                "qualname": call.function.qualname,
+                "file": call.function.file,
+                "line": call.function.line,
+                "start_ms": _ms(call.start_ns - step.begin),
+                "total_ms": _ms(call.total_ns),
+                "self_ms": _ms(call.self_ns),
+                "outcome": call.outcome,
+            }
+            for root in one.recorded.calls
+            for call in root.walk()
+        ],
+    }

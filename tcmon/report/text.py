@@ -11,6 +11,18 @@ from rich.table import Table
 from rich.text import Text
 
 from tcmon.report import wording
+from tcmon.report.layout import (
+    BAD,
+    FAINT,
+    GOOD,
+    HEADING,
+    MARKED,
+    ellipsis_of,
+    show,
+    show_line,
+    table,
+    width_of,
+)
 from tcmon.report.state import Condition
 from tcmon.report.summary import LoopSummary, ProcessSummary, StepSummary, Summary
 from tcmon.trace.records import Function
@@ -20,14 +32,7 @@ _ASCII_BARS: Final = ".:-=+*#@"
 
 _LABEL_WIDTH: Final = 10
 _PLACE_WIDTH: Final = 16
-_LEAST_WIDTH: Final = 72  # of the tables; a narrower terminal breaks their lines itself
 _NOTES_SHOWN: Final = 5
-
-_HEADING: Final = "bold"
-_FAINT: Final = "dim"
-_GOOD: Final = "green"
-_MARKED: Final = "cyan"
-_BAD: Final = "yellow"
 
 _HOW_FOUND: Final = {
     "static": "found in its code",
@@ -46,26 +51,12 @@ def render(summary: Summary, console: Console, *, all_loops: bool = False) -> No
     page = _Page(summary, console, all_loops=all_loops)
     sections = (page.heading(), page.loops(), page.steps(), page.course(), page.functions(), page.costs())
     for section in map(list, sections):
-        for line in (line for part in section for line in _lines(part, console)):
-            _print(line, console)
+        for part in section:
+            show(part, console)
         if section:
             console.print()
     for line in page.whereabouts():
-        _print(line, console)
-
-
-def _lines(part: RenderableType, console: Console) -> Iterator[Text]:
-    """What `part` looks like, without the blanks that rich fills its lines with."""
-    options = console.options.update(width=max(console.width, _LEAST_WIDTH))
-    for segments in console.render_lines(part, options, pad=False):
-        line = Text.assemble(*((segment.text, segment.style or "") for segment in segments))
-        line.rstrip()
-        yield line
-
-
-def _print(line: Text, console: Console) -> None:
-    # Lines are broken where they are made; paths and commands to be copied are not broken at all.
-    console.print(line, highlight=False, soft_wrap=True)
+        show_line(line, console)
 
 
 class _Page:
@@ -77,24 +68,24 @@ class _Page:
         self._all_loops = all_loops
         self._encoding = console.encoding
         self._ascii = console.options.ascii_only
-        self._ellipsis = "~" if self._ascii else "…"
-        self._width = max(console.width, _LEAST_WIDTH)
+        self._ellipsis = ellipsis_of(console)
+        self._width = width_of(console)
         self._cwd = Path.cwd()
 
     def heading(self) -> Iterator[RenderableType]:
         meta = self._summary.meta
-        yield Text.assemble(self._text(wording.path(meta.script, self._cwd), _HEADING), "  ", self._state())
-        yield self._text(shlex.join(meta.command), _FAINT)
+        yield Text.assemble(self._text(wording.path(meta.script, self._cwd), HEADING), "  ", self._state())
+        yield self._text(shlex.join(meta.command), FAINT)
         torch = f"torch {meta.torch}, " if meta.torch else ""
         facts = f"Python {meta.python}, {torch}pid {meta.pid} on {meta.host}, {wording.moment(meta.started)}"
-        yield self._text(facts, _FAINT)
+        yield self._text(facts, FAINT)
 
     def loops(self) -> Iterator[RenderableType]:
         if not self._summary.training_loop_found:
             yield from self._no_training_loop()
         shown = self._main.shown_loops(all_loops=self._all_loops)
         if shown:
-            yield Text("Loops", _HEADING)
+            yield Text("Loops", HEADING)
         for each in shown:
             yield from self._loop(each)
 
@@ -102,12 +93,12 @@ class _Page:
         shown = [each for each in self._main.shown_steps(all_loops=self._all_loops) if each.count]
         if not shown:
             return
-        table = _table()
-        table.add_column("Steps", no_wrap=True)
+        rows = table()
+        rows.add_column("Steps", no_wrap=True)
         for head in ("counted", "recorded", "p50", "p95", "longest", "waiting for data"):
-            table.add_column(head, justify="right", no_wrap=True)
+            rows.add_column(head, justify="right", no_wrap=True)
         for each in shown:
-            table.add_row(
+            rows.add_row(
                 each.role,
                 wording.count(each.count),
                 wording.count(each.recorded),
@@ -116,7 +107,7 @@ class _Page:
                 wording.duration(each.max_ns),
                 wording.share(each.data_wait_share),
             )
-        yield table
+        yield rows
 
     def course(self) -> Iterator[RenderableType]:
         shown = self._main.shown_steps(all_loops=self._all_loops)
@@ -127,13 +118,13 @@ class _Page:
         most = max(each.last - each.first + 1 for each in slices)
         what = "" if most == 1 else f", longest of every {most}"
         scale = f"{steps.role} steps {slices[0].first:,} to {slices[-1].last:,}{what}; middle: p50"
-        yield Text.assemble(("Time of steps", _HEADING), (f"  {scale}", _FAINT))
+        yield Text.assemble(("Time of steps", HEADING), (f"  {scale}", FAINT))
         yield Padding(self._bars(steps), (0, 0, 0, 2))
         if not all(each.recorded for each in slices):
             mark = "^" if self._ascii else "•"
-            marks = Text("".join(mark if each.recorded else " " for each in slices), _MARKED)
+            marks = Text("".join(mark if each.recorded else " " for each in slices), MARKED)
             if len(slices) + 14 <= self._width:
-                marks.append("  recorded", _FAINT)
+                marks.append("  recorded", FAINT)
             yield Padding(marks, (0, 0, 0, 2))
 
     def functions(self) -> Iterator[RenderableType]:
@@ -143,7 +134,7 @@ class _Page:
             return
         recorded = [f"{each.recorded:,} {role}" for role, each in self._main.steps.items() if each.recorded]
         yield Text.assemble(
-            ("Functions by self time", _HEADING), (f"  per recorded step ({', '.join(recorded)})", _FAINT)
+            ("Functions by self time", HEADING), (f"  per recorded step ({', '.join(recorded)})", FAINT)
         )
         columns = {
             "self": [wording.duration(each.self_ns / each.steps) for each in functions],
@@ -160,16 +151,16 @@ class _Page:
         for_names = max(8, min(max(map(len, names)), room - _PLACE_WIDTH))
         columns["function"] = [wording.cropped(name, for_names, self._ellipsis) for name in names]
         columns[""] = [self._place(each.function, room - for_names) for each in functions]
-        table = _table()
+        rows = table()
         for head in columns:
             left = head in ("in", "function", "")
-            table.add_column(head, justify="left" if left else "right", no_wrap=True, style="" if head else _FAINT)
+            rows.add_column(head, justify="left" if left else "right", no_wrap=True, style="" if head else FAINT)
         for row in zip(*columns.values(), strict=True):
-            table.add_row(*map(Text, row))
-        yield table
+            rows.add_row(*map(Text, row))
+        yield rows
         if self._main.raised:
             calls = wording.counted(self._main.calls, "call")
-            yield self._text(f"{self._main.raised:,} of {calls} ended by an exception", _FAINT)
+            yield self._text(f"{self._main.raised:,} of {calls} ended by an exception", FAINT)
 
     def costs(self) -> Iterator[RenderableType]:
         yield _labelled("Overhead", self._text(self._overhead()))
@@ -189,7 +180,7 @@ class _Page:
             ("Trace", f"{directory} ({wording.size(written)})"),
             ("Next", f"tcmon report {shlex.quote(directory)} --json"),
         ):
-            yield Text.assemble((f"{label:<{_LABEL_WIDTH}}", _HEADING), self._text(text))
+            yield Text.assemble((f"{label:<{_LABEL_WIDTH}}", HEADING), self._text(text))
 
     def _state(self) -> Text:
         state = self._summary.state
@@ -198,17 +189,17 @@ class _Page:
             case Condition.ENDED:
                 how = _HOW_ENDED.get(state.reason or "", "ended")
                 code = "" if state.exit_code is None else f", exit code {state.exit_code}"
-                style = _GOOD if state.reason == "exit" and not state.exit_code else _BAD
+                style = GOOD if state.reason == "exit" and not state.exit_code else BAD
                 return Text(f"{how} after {wording.duration(state.clock_ns)}{code}", style)
             case Condition.RUNNING:
-                return Text(f"still running; {known}", _MARKED)
+                return Text(f"still running; {known}", MARKED)
             case Condition.KILLED:
-                return Text(f"was killed; {known}", _BAD)
+                return Text(f"was killed; {known}", BAD)
             case Condition.UNKNOWN:
-                return self._text(f"running or killed, {self._summary.meta.host} can tell; {known}", _BAD)
+                return self._text(f"running or killed, {self._summary.meta.host} can tell; {known}", BAD)
 
     def _no_training_loop(self) -> Iterator[RenderableType]:
-        yield Text("No training loop was found." if self._main.end else "No training loop was found so far.", _BAD)
+        yield Text("No training loop was found." if self._main.end else "No training loop was found so far.", BAD)
         seen = self._summary.seen
         if seen is not None:
             ran = wording.counted(seen.code_objects, "code object")
@@ -221,10 +212,10 @@ class _Page:
         loop = each.loop
         where = f"{wording.path(loop.file, self._cwd)}:{loop.line}"
         steps = f"{wording.counted(each.steps, 'step')}, {each.recorded:,} recorded"
-        line = Text.assemble((f"{loop.role:<6}", _MARKED), self._text(f"{where} in {loop.qualname}  {steps}"))
+        line = Text.assemble((f"{loop.role:<6}", MARKED), self._text(f"{where} in {loop.qualname}  {steps}"))
         yield Padding(line, (0, 0, 0, 2))
         evidence = "; ".join([_HOW_FOUND[loop.found], *loop.evidence])
-        yield Padding(self._text(evidence, _FAINT), (0, 0, 0, 8))
+        yield Padding(self._text(evidence, FAINT), (0, 0, 0, 8))
 
     def _bars(self, steps: StepSummary) -> Text:
         bars = _ASCII_BARS if self._ascii else _BARS
@@ -233,7 +224,7 @@ class _Page:
         line = Text()
         for each in steps.profile:
             level = min(int(each.longest_ns / full * len(bars)), len(bars) - 1)
-            line.append(bars[level], _BAD if each.longest_ns >= full else _MARKED if each.recorded else _FAINT)
+            line.append(bars[level], BAD if each.longest_ns >= full else MARKED if each.recorded else FAINT)
         return line
 
     def _overhead(self) -> str:
@@ -263,7 +254,7 @@ class _Page:
             )
             if number
         ]
-        return Text("; ".join(parts), _BAD) if parts else Text("nothing")
+        return Text("; ".join(parts), BAD) if parts else Text("nothing")
 
     def _other(self, process: ProcessSummary) -> str:
         shown = process.shown_steps(all_loops=self._all_loops)
@@ -271,24 +262,16 @@ class _Page:
         return f"process {process.pid}: {', '.join(counts) or 'no steps'}"
 
     def _place(self, function: Function, width: int) -> str:
-        if not function.file:
-            return ""
-        line = f":{function.line}"
-        file = wording.printable(wording.path(function.file, self._cwd), self._encoding)
-        return wording.cropped_path(file, width - len(line), self._ellipsis) + line
+        return wording.place(function.file, function.line, self._cwd, width, self._ellipsis, self._encoding)
 
     def _text(self, text: str, style: str = "") -> Text:
         # A Text and no string: in a string, rich would look for markup.
         return Text(wording.printable(text, self._encoding), style)
 
 
-def _table() -> Table:
-    return Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style=_HEADING)
-
-
 def _labelled(label: str, content: Text) -> Table:
     line = Table.grid()
-    line.add_column(width=_LABEL_WIDTH, no_wrap=True, style=_HEADING)
+    line.add_column(width=_LABEL_WIDTH, no_wrap=True, style=HEADING)
     line.add_column()
     line.add_row(label, content)
     return line

@@ -88,6 +88,14 @@ def cropped_path(file: str, width: int, ellipsis: str) -> str:
     return cropped("/".join(parts), width, ellipsis)
 
 
+def place(file: str, line: int, cwd: PurePath, width: int, ellipsis: str, encoding: str) -> str:
+    """Where a function stands, in at most `width` characters; "" where its file isn't known."""
+    if not file:
+        return ""
+    number = f":{line}"
+    return cropped_path(printable(path(file, cwd), encoding), width - len(number), ellipsis) + number
+
+
 def _digits(value: float) -> str:
     for decimals, limit in ((2, 9.995), (1, 99.95)):
         if value < limit:

@@ -37,12 +37,13 @@ _META: Final = "run.json"
 _TRACE: Final = re.compile(r"trace-(\d{1,19})\.jsonl")
 
 # The writer's lines are far shorter; what is longer is damage, and must not be held in memory.
-_LINE_LIMIT: Final = 64 << 20
+LINE_LIMIT: Final = 64 << 20
 
 _LOOP: Final = b'{"kind":"loop"'
+CALLS: Final = b'{"kind":"calls"'
 
 # Steps of several roles and threads can be open at once, but few. What is more was left over by damage.
-_OPEN_STEPS: Final = 16
+OPEN_STEPS: Final = 16
 
 
 def open_run(path: Path) -> "Run":
@@ -60,10 +61,10 @@ def open_run(path: Path) -> "Run":
     except FileNotFoundError:
         raise TcmonError(f"{name} holds no tcmon run (no {_META})") from None
     except (OSError, ValueError) as error:
-        raise TcmonError(f"{name} can't be read: {_reason(error)}") from None
+        raise TcmonError(f"{name} can't be read: {reason_of(error)}") from None
     try:
         facts = fields.parse(data)
-        _require_known(records.read_format(facts), name)
+        require_known(records.read_format(facts), name)
         meta = records.read_meta(facts)
     except Damaged as damage:
         raise TcmonError(f"{_META} is damaged in {name}: {damage}") from None
@@ -88,9 +89,9 @@ class Process:
     trace: Path
     pid: int
 
-    def read(self) -> "Reading":
-        """The records of the trace, read from its first one on."""
-        return Reading(self.trace)
+    def read(self, *, calls: bool = True) -> "Reading":
+        """The records of the trace, read from its first one on; without `calls` those are passed over unread."""
+        return Reading(self.trace, calls=calls)
 
     def unwritten_steps(self) -> list[StepTimes]:
         """Times of the latest steps, which the journal keeps since they may not have reached the trace yet.
@@ -103,7 +104,7 @@ class Process:
         except FileNotFoundError:
             return []
         except OSError as error:
-            raise TcmonError(f"the journal of {str(self.trace)!r} can't be read: {_reason(error)}") from None
+            raise TcmonError(f"the journal of {str(self.trace)!r} can't be read: {reason_of(error)}") from None
         retracted = retracted_loops(self.trace)
         return [each for each in times if _is_sound(each) and each.loop not in retracted]
 
@@ -153,8 +154,9 @@ class Reading:
     size: int
     """Bytes read."""
 
-    def __init__(self, trace: Path) -> None:
+    def __init__(self, trace: Path, *, calls: bool = True) -> None:
         self._trace = trace
+        self._skipped = () if calls else (CALLS,)
         self._records = self._pass()
         self.complete = False
         self.damaged = self.unknown = self.cut = self.size = 0
@@ -167,8 +169,10 @@ class Reading:
         try:
             retracted = retracted_loops(self._trace)
             with self._trace.open("rb") as file:
-                while line := file.readline(_LINE_LIMIT):
+                while line := file.readline(LINE_LIMIT):
                     self.size += len(line)
+                    if line.startswith(self._skipped):
+                        continue
                     record = self._record(line)
                     if record is None:
                         continue
@@ -176,7 +180,7 @@ class Reading:
                         continue
                     yield record
         except OSError as error:
-            raise TcmonError(f"{str(self._trace)!r} can't be read: {_reason(error)}") from None
+            raise TcmonError(f"{str(self._trace)!r} can't be read: {reason_of(error)}") from None
 
     def _record(self, line: bytes) -> Record | None:
         try:
@@ -185,13 +189,13 @@ class Reading:
             self.unknown += 1
             return None
         except Damaged:
-            if line.endswith(b"\n") or len(line) == _LINE_LIMIT:
+            if line.endswith(b"\n") or len(line) == LINE_LIMIT:
                 self.damaged += 1
             else:
                 self.cut = len(line)
             return None
         if isinstance(record, Header):
-            _require_known(record.format, repr(str(self._trace)))
+            require_known(record.format, repr(str(self._trace)))
         elif isinstance(record, End):
             self.complete = True
         return record
@@ -229,7 +233,7 @@ class PendingCalls:
     def add(self, calls: Calls) -> None:
         """Keep `calls` for their step."""
         self._rows.setdefault((calls.role, calls.n), []).append(calls)
-        if len(self._rows) > _OPEN_STEPS:
+        if len(self._rows) > OPEN_STEPS:
             del self._rows[next(iter(self._rows))]
 
     def take(self, step: Step) -> list[Calls]:
@@ -245,10 +249,12 @@ def _is_sound(times: StepTimes) -> bool:
     )
 
 
-def _require_known(found: int, name: str) -> None:
+def require_known(found: int, name: str) -> None:
+    """Raise TcmonError when format `found` in the file or directory `name` is a later version's."""
     if found > FORMAT:
         raise TcmonError(f"{name} was written by a newer tcmon (format {found}; this one reads format {FORMAT})")
 
 
-def _reason(error: OSError | ValueError) -> str:
+def reason_of(error: OSError | ValueError) -> str:
+    """Why a file can't be read, in a few words."""
     return (error.strerror if isinstance(error, OSError) else None) or str(error)

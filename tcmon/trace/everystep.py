@@ -1,0 +1,74 @@
+"""The times of every step of a process, recorded or not, each of them once.
+
+They come as they ended, while the trace is read: what is kept is no more than the journal and one batch of
+rows. A step's times are in a row of the trace, or still in the journal, and those of a recorded step also in
+its own record; the trace's row wins.
+"""
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Final
+
+from tcmon.trace.journal import StepTimes
+from tcmon.trace.reader import Process
+from tcmon.trace.records import Step, Steps
+
+# Rows that were written together hold the steps of one loop each, and have to be brought in order. No more than
+# a journal holds is written at a time.
+_BATCH: Final = 1 << 16
+
+
+@dataclass(frozen=True, slots=True)
+class TimedStep:
+    """When a step was, and its record if it was recorded in detail."""
+
+    times: StepTimes
+    recorded: Step | None
+
+
+def every_step(process: Process, advance: Callable[[int], object] | None = None) -> Iterator[TimedStep]:
+    """The steps of `process` in the order in which they ended; `advance` is told of the bytes read.
+
+    Raises TcmonError when a file of the process can't be read.
+    """
+    unwritten = {(each.role, each.n): each for each in process.unwritten_steps()}
+    recorded: dict[tuple[str, int], Step] = {}
+    written: dict[str, int] = {}
+    batch: list[StepTimes] = []
+
+    def drained() -> Iterator[TimedStep]:
+        batch.sort(key=_end)
+        for times in batch:
+            yield TimedStep(times, recorded.pop((times.role, times.n), None))
+        batch.clear()
+
+    reading = process.read(calls=False)
+    told = 0
+    for record in reading:
+        if advance is not None:
+            advance(reading.size - told)
+            told = reading.size
+        if isinstance(record, Steps):
+            if len(batch) >= _BATCH:
+                yield from drained()
+            for offset, (begin, wait, end) in enumerate(zip(record.begin, record.wait, record.end, strict=True)):
+                times = StepTimes(record.role, record.loop, record.first + offset, begin, wait, end)
+                unwritten.pop((times.role, times.n), None)
+                batch.append(times)
+            written[record.role] = max(written.get(record.role, 0), record.first + len(record.begin) - 1)
+            continue
+        yield from drained()
+        if isinstance(record, Step) and record.n > written.get(record.role, 0):
+            key = record.role, record.n
+            recorded[key] = record
+            unwritten.setdefault(
+                key, StepTimes(record.role, record.loop, record.n, record.begin, record.wait, record.end)
+            )
+    batch.extend(unwritten.values())
+    yield from drained()
+    if advance is not None:
+        advance(reading.size - told)
+
+
+def _end(times: StepTimes) -> int:
+    return times.begin + times.end
