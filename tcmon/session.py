@@ -27,6 +27,7 @@ from tcmon.monitoring.tool import Tool, empty_callback_ns, events
 from tcmon.steps.codebase import Codebase
 from tcmon.steps.confirmation import Confirmation
 from tcmon.steps.discovery import Discovery
+from tcmon.steps.evaluation import Evaluation
 from tcmon.steps.sampler import Interval
 from tcmon.steps.tracker import RecordedStep, Tracker
 from tcmon.trace.journal import StepJournal
@@ -130,12 +131,14 @@ class Session:
             {role: options.sampler(role) for role in Role},
             self,
             tells_decisions=_log.isEnabledFor(logging.DEBUG),
+            found=self._loop_found,
             failed=self._failed,
         )
         codebase = Codebase()
+        evaluation = Evaluation(tracking, self._tracker, codebase, self._loop_found)
         self._confirmation = Confirmation(self._tracker, codebase, self._loop_found, self._loop_retracted)
         self._discovery = Discovery(
-            tracking, self._tracker, codebase, self._confirmation, self._loop_found, self._failed
+            tracking, self._tracker, codebase, self._confirmation, evaluation, self._loop_found, self._failed
         )
         _forget_in_children(self)
         # Callbacks that outlive the modules they use would be heard of at the end of the interpreter.

@@ -61,7 +61,9 @@ def watched(code: CodeType, loop: Loop, interval: int, sink: Sink, run: Callable
     other.watch_everywhere(events.PY_START)
     samplers = {role: Interval(interval) for role in Role}
     try:
-        tracker = Tracker(tool, other, samplers, sink, tells_decisions=False, failed=problems.append)
+        tracker = Tracker(
+            tool, other, samplers, sink, tells_decisions=False, found=lambda *_: 0, failed=problems.append
+        )
         tool.watch_everywhere(events.PY_UNWIND)
         tracker.watch(code, [(1, loop, Role.TRAIN)])
         run()

@@ -85,6 +85,8 @@ class Tool:
         for event in self._callbacks:
             _monitoring.register_callback(self.id, event, None)
         _monitoring.free_tool_id(self.id)
+        # What a callback silenced stays silent for the id's next owner in code that doesn't run in between.
+        _monitoring.restart_events()
 
 
 def empty_callback_ns(tool: Tool, rounds: int = 500) -> float:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from types import CodeType
 
 from tcmon.analysis.loops import Loop
@@ -13,20 +14,21 @@ _REMEMBERED = 100_000
 class CandidateRun:
     """One activation of a candidate."""
 
-    __slots__ = ("begin", "body", "iterations", "seen", "waiting")
+    __slots__ = ("begin", "body", "called", "entered", "seen", "waiting")
 
     def __init__(self, begin: int) -> None:
+        self.entered = begin
         self.begin = begin
         self.body = begin
         self.waiting = True
-        self.iterations = 0
         self.seen: set[int] = set()
+        self.called: dict[int, int] = {}
 
 
 class Candidate:
-    """A loop around a real `optimizer.step()`, watched until it is known which loop is the training loop."""
+    """A loop around what tells of training or evaluation, watched until it is known which loop it is of."""
 
-    __slots__ = ("active", "code", "history", "loop")
+    __slots__ = ("active", "code", "history", "loop", "on_start")
 
     def __init__(self, code: CodeType, loop: Loop) -> None:
         self.code = code
@@ -34,6 +36,7 @@ class Candidate:
         self.active: dict[int, CandidateRun] = {}
         self.history: list[tuple[int, int, int]] = []
         """Iterations that are over: begin, body, end."""
+        self.on_start: Callable[[], None] | None = None
 
     def entry(self, frame: int, now: int) -> None:
         self.exit(frame, now)
@@ -46,6 +49,8 @@ class Candidate:
         if run.waiting:
             run.waiting = False
             run.body = now
+            if self.on_start is not None:
+                self.on_start()
 
     def back_edge(self, frame: int, now: int) -> None:
         run = self.active.get(frame)
@@ -64,7 +69,11 @@ class Candidate:
         self.start(frame, now)
         return self.active[frame].seen
 
+    def called_in(self, frame: int, now: int) -> dict[int, int]:
+        """The modules that were called without gradients in the activation that `frame` is in."""
+        self.start(frame, now)
+        return self.active[frame].called
+
     def _ended(self, run: CandidateRun, now: int) -> None:
-        run.iterations += 1
         if len(self.history) < _REMEMBERED:
             self.history.append((run.begin, run.body, now))

@@ -12,7 +12,7 @@ from importlib.machinery import ModuleSpec
 from pathlib import Path
 from types import CodeType, ModuleType
 
-from tcmon.analysis.loops import LoopForest
+from tcmon.analysis.loops import Loop, LoopForest
 
 _OWN_FOLDER = str(Path(__file__).parents[1]) + os.sep
 _DEMO_FOLDER = _OWN_FOLDER + "demo" + os.sep
@@ -41,6 +41,11 @@ class Codebase:
                 forest = LoopForest(code, self.source(code.co_filename))
             known = self._forests[id(code)] = (code, forest)
         return known[1]
+
+    def loops_at(self, frame: FrameType) -> list[Loop]:
+        """The loops that `frame` is in the middle of, innermost first."""
+        forest = self.forest(frame.f_code)
+        return [forest.loops[i] for i in forest.around(forest.innermost(frame.f_lasti))] if forest.loops else []
 
     def source(self, file: str) -> ast.AST | None:
         """The parsed source of `file`, or None where there is none."""

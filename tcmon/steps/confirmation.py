@@ -20,9 +20,6 @@ from tcmon.steps.candidates import Candidate
 from tcmon.steps.codebase import Codebase, is_own
 from tcmon.steps.tracker import Tracker, WatchedLoop
 
-STEP = ("Optimizer.profile_hook_step.<locals>.wrapper", "optimizer.py")
-BACKWARD = ("backward", "autograd/__init__.py")
-
 _BACKWARD = 0
 _PATIENCE = 3
 """Iterations of a proposed loop in which it may still be confirmed, once a loop inside it is."""
@@ -63,10 +60,9 @@ class Confirmation:
 
     def on_step(self, frame: FrameType) -> None:
         """An optimizer steps; `frame` is that of torch's wrapper around its `step`."""
-        if self._looks >= _LOOKS:
-            counting = self._tracker.counting(Role.TRAIN)
-            if counting is not None and counting.stepped:
-                return
+        counting = self._tracker.mark_trained()
+        if self._looks >= _LOOKS and counting is not None and counting.stepped:
+            return
         self._stepped = True
         arguments = frame.f_locals.get("args")
         optimizer = arguments[0] if arguments else None
@@ -74,7 +70,8 @@ class Confirmation:
 
     def on_backward(self, frame: FrameType) -> None:
         """Gradients are computed; `frame` is that of torch's function."""
-        if self._looks < _LOOKS or not self._tracker.is_counting(Role.TRAIN):
+        counting = self._tracker.mark_trained()
+        if self._looks < _LOOKS or counting is None:
             self._look(_BACKWARD, "backward()", frame)
 
     def sweep(self) -> None:
@@ -114,9 +111,7 @@ class Confirmation:
         chain: list[tuple[FrameType, Loop]] = []
         while frame is not None and not is_own(frame.f_code.co_filename):
             if not self._codebase.is_torch(frame.f_code.co_filename):
-                forest = self._codebase.forest(frame.f_code)
-                if forest.loops:
-                    chain += [(frame, forest.loops[i]) for i in forest.around(forest.innermost(frame.f_lasti))]
+                chain += [(frame, loop) for loop in self._codebase.loops_at(frame)]
             frame = frame.f_back
         return chain
 
@@ -163,7 +158,7 @@ class Confirmation:
         if candidate.history:
             reasons.append(f"the first {len(candidate.history)} iterations were over when that was seen")
         proposal = Proposal(candidate.loop, Role.TRAIN, tuple(reasons))
-        self._tracker.promote(candidate, self._found(candidate.code, proposal, "dynamic"))
+        self._tracker.promote(candidate, self._found(candidate.code, proposal, "dynamic"), Role.TRAIN)
 
     def _without_a_loop(self, key: int, what: str, frame: FrameType, now: int) -> None:
         """No loop of Python holds a step (a loop in C, recursion): after two, each of them ends a step itself."""

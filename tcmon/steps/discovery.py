@@ -18,9 +18,12 @@ from typing import Any
 from tcmon.analysis.roles import Proposal, Role, RoleFinder, is_telling
 from tcmon.monitoring.tool import DISABLE, Tool, events
 from tcmon.steps.codebase import Codebase, is_own
-from tcmon.steps.confirmation import BACKWARD, STEP, Confirmation
+from tcmon.steps.confirmation import Confirmation
+from tcmon.steps.evaluation import Evaluation, computes_loss
 from tcmon.steps.tracker import Tracker
 
+_GRAD_MODE = "autograd/grad_mode.py"
+_MODULE = ("Module._wrapped_call_impl", "nn/modules/module.py")
 _PATIENCE = 100
 """How often a function that trains without a loop is met outside any loop before it is no longer looked at."""
 
@@ -37,12 +40,24 @@ class Discovery:
         tracker: Tracker,
         codebase: Codebase,
         confirmation: Confirmation,
+        evaluation: Evaluation,
         found: Callable[[CodeType, Proposal, str], int],
         failed: Callable[[Exception], None],
     ) -> None:
         self._tracker = tracker
         self._codebase = codebase
-        self._confirmation = confirmation
+        self._evaluation = evaluation
+        self._signals: dict[str, tuple[str, Callable[[FrameType], Any]]] = {
+            "Optimizer.profile_hook_step.<locals>.wrapper": ("optim/optimizer.py", confirmation.on_step),
+            "backward": ("autograd/__init__.py", confirmation.on_backward),
+            "no_grad.__enter__": (_GRAD_MODE, evaluation.gradients_off),
+            "no_grad.__exit__": (_GRAD_MODE, evaluation.gradients_on),
+            "inference_mode.__enter__": (_GRAD_MODE, evaluation.gradients_off),
+            "inference_mode.__exit__": (_GRAD_MODE, evaluation.gradients_on),
+            "set_grad_enabled.__init__": (_GRAD_MODE, evaluation.gradients_set),
+            "set_grad_enabled.__exit__": (_GRAD_MODE, evaluation.gradients_on),
+        }
+        """Functions of torch whose every start tells something: by qualified name, the file and what is called."""
         self._found = found
         self._failed = failed
         self._called: dict[int, tuple[CodeType, Callable[[FrameType], Any]]] = {}
@@ -63,7 +78,7 @@ class Discovery:
             if called is not None:
                 return called[1](sys._getframe(1))
             self.seen += 1
-            if is_telling(code) or code.co_name in _SIGNALS:
+            if is_telling(code) or self._codebase.is_torch(code.co_filename):
                 # Another thread that runs the code meanwhile waits, or its first iterations would be missed.
                 with self._lock:
                     return self._look_at(code, sys._getframe(1))
@@ -88,12 +103,13 @@ class Discovery:
         return self._from_now_on(code, frame, _Loose(self._tracker, self._adopt_caller, reason))
 
     def _look_for_signal(self, code: CodeType, frame: FrameType) -> Any:
-        for (qualname, file), called in (
-            (STEP, self._confirmation.on_step),
-            (BACKWARD, self._confirmation.on_backward),
-        ):
-            if code.co_qualname == qualname and code.co_filename.endswith(file):
-                return self._from_now_on(code, frame, called)
+        signal = self._signals.get(code.co_qualname)
+        if signal is not None and code.co_filename.endswith(signal[0]):
+            return self._from_now_on(code, frame, signal[1])
+        if code.co_qualname == _MODULE[0] and code.co_filename.endswith(_MODULE[1]):
+            self._evaluation.module_starts(frame)
+        elif computes_loss(code):
+            self._evaluation.loss_starts(frame)
         return DISABLE
 
     def _from_now_on(self, code: CodeType, frame: FrameType, called: Callable[[FrameType], Any]) -> Any:
@@ -121,9 +137,6 @@ class Discovery:
                     return True
             frame = frame.f_back
         return False
-
-
-_SIGNALS = frozenset(qualname.rpartition(".")[2] for qualname, _ in (STEP, BACKWARD))
 
 
 class _Loose:

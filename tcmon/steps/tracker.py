@@ -19,7 +19,7 @@ from types import CodeType, FrameType
 from typing import Any, Protocol
 
 from tcmon.analysis.loops import Loop
-from tcmon.analysis.roles import Role
+from tcmon.analysis.roles import Proposal, Role
 from tcmon.monitoring.tool import DISABLE, Tool, events
 from tcmon.steps.candidates import Candidate
 from tcmon.steps.sampler import Sampler
@@ -85,7 +85,22 @@ class _Counter:
 class _Activation:
     """One run of a watched loop in one frame."""
 
-    __slots__ = ("begin", "body", "frame", "n", "passive", "recorded", "seen", "thread", "waiting", "watched")
+    __slots__ = (
+        "begin",
+        "body",
+        "called",
+        "frame",
+        "fresh",
+        "modules",
+        "n",
+        "passive",
+        "recorded",
+        "seen",
+        "thread",
+        "trained",
+        "waiting",
+        "watched",
+    )
 
     def __init__(self, watched: WatchedLoop, frame: int, thread: int, begin: int) -> None:
         self.watched = watched
@@ -99,6 +114,11 @@ class _Activation:
         self.passive = False
         self.recorded: RecordedStep | None = None
         self.seen: set[int] = set()
+        self.modules: dict[int, int] = {}
+        # What is known of a run of a training loop that may evaluate by a flag.
+        self.fresh = watched.role is Role.TRAIN and watched.stepped
+        self.trained = False
+        self.called = False
 
 
 class WatchedLoop:
@@ -106,6 +126,7 @@ class WatchedLoop:
 
     __slots__ = (
         "active",
+        "alternate",
         "code",
         "counted",
         "counter",
@@ -132,12 +153,17 @@ class WatchedLoop:
         self.stepped = False
         """Whether an optimizer was seen to step in it."""
         self.active: dict[int, _Activation] = {}
+        self.alternate: _Alternate | None = None
+        """Counts the runs of this training loop that evaluate."""
 
     # Called for each event at one of the loop's places, with the id of the frame and the time: the hot paths.
 
     def back_edge(self, frame: int, now: int) -> None:
         activation = self.active.get(frame)
         if activation is None or activation.waiting or activation.passive:
+            return
+        if activation.fresh and self.tracker.evaluates(activation):
+            self.alternate_of(activation).back_edge(frame, now)
             return
         self.step_times(self.id, self.counter.code, activation.n, activation.begin, activation.body, now)
         if activation.recorded is not None:
@@ -151,6 +177,8 @@ class WatchedLoop:
     def start(self, frame: int, now: int) -> None:
         activation = self.active.get(frame)
         if activation is None:
+            if self.alternate is not None and frame in self.alternate.active:
+                return
             activation = self.tracker.enter(self, frame, now)
         if not activation.waiting:
             return
@@ -172,15 +200,51 @@ class WatchedLoop:
         self.tracker.enter(self, frame, now)
 
     def exit(self, frame: int, now: int) -> None:
-        activation = self.active.pop(frame, None)
-        if activation is not None:
-            self.tracker.leave(activation, now)
+        activation = self.active.get(frame)
+        if activation is None:
+            return
+        if activation.fresh and not activation.waiting and self.tracker.evaluates(activation):
+            self.alternate_of(activation).exit(frame, now)
+            return
+        del self.active[frame]
+        self.tracker.leave(activation, now)
+
+    def alternate_of(self, activation: _Activation) -> _Alternate:
+        """Move a run that turned out to evaluate to the loop that counts such runs, with the iteration in progress."""
+        if self.alternate is None:
+            self.alternate = self.tracker.add_alternate(self)
+        self.tracker.take_back(activation)
+        self.alternate.adopt(activation)
+        return self.alternate
+
+    def called_in(self, frame: int, now: int) -> dict[int, int]:
+        """The modules that were called without gradients in the activation that `frame` is in."""
+        if frame not in self.active:
+            self.start(frame, now)
+        return self.active[frame].modules if frame in self.active else {}
 
     def seen_in(self, frame: int, now: int) -> set[int]:
         """The optimizers that were stepped in the activation that `frame` is in."""
         if frame not in self.active:
             self.start(frame, now)
-        return self.active[frame].seen
+        return self.active[frame].seen if frame in self.active else set()
+
+
+class _Alternate(WatchedLoop):
+    """The evaluation steps of a loop that trains in some of its runs and evaluates in others, by a flag."""
+
+    __slots__ = ()
+
+    def entry(self, frame: int, now: int) -> None:
+        self.exit(frame, now)
+
+    def start(self, frame: int, now: int) -> None:
+        if frame in self.active:
+            super().start(frame, now)
+
+    def adopt(self, activation: _Activation) -> None:
+        self.tracker.enter(self, activation.frame, activation.begin)
+        super().start(activation.frame, activation.body)
 
 
 _SAMPLED_EVERY = 61
@@ -192,7 +256,8 @@ type _Place = Callable[[int, int], None]
 class Tracker:
     """Counts the steps of watched loops and tells a sink of them.
 
-    `failed` is called once with an exception that a callback caught; the tracker is silent from then on.
+    `found` gives a loop its number, with the code, role and reasons and how it was found. `failed` is called once with
+    an exception that a callback caught; the tracker is silent from then on.
     """
 
     def __init__(
@@ -203,9 +268,11 @@ class Tracker:
         sink: StepSink,
         *,
         tells_decisions: bool,
+        found: Callable[[CodeType, Proposal, str], int],
         failed: Callable[[Exception], None],
     ) -> None:
         self.sink = sink
+        self.found = found
         self.tells_decisions = tells_decisions
         self.counters = {role: _Counter(role, sampler) for role, sampler in samplers.items()}
         self._samples = self._sampled_ns = self._rare = self._rare_at_sample = 0
@@ -216,6 +283,12 @@ class Tracker:
         self._loops: dict[int, list[WatchedLoop | Candidate]] = {}
         self._stacks: dict[int, list[_Activation]] = {}
         self._suspended: dict[int, list[_Activation]] = {}
+        self.returns: dict[int, Callable[[FrameType], None]] = {}
+        """Called when a code object's call returns, where its PY_RETURN is on; by the id of the code object."""
+        self.entered: Callable[[WatchedLoop], None] = lambda _: None
+        """Called when a training loop is entered."""
+        self.trained = 0
+        """How often gradients were computed or an optimizer stepped."""
         on_instruction, self._count = self._instruction_callback()
         tool.on(events.INSTRUCTION, on_instruction)
         tool.on(events.PY_RETURN, self._on_frame_end)
@@ -287,10 +360,10 @@ class Tracker:
 
     # Moving the step loop
 
-    def promote(self, candidate: Candidate, loop_id: int) -> WatchedLoop:
-        """Count a candidate's iterations as training steps: those that it remembers, and the one in progress."""
+    def promote(self, candidate: Candidate, loop_id: int, role: Role) -> WatchedLoop:
+        """Count a candidate's iterations as steps: those that it remembers, and the one in progress."""
         loops = self._loops[id(candidate.code)]
-        watched = WatchedLoop(self, loop_id, candidate.code, candidate.loop, Role.TRAIN)
+        watched = WatchedLoop(self, loop_id, candidate.code, candidate.loop, role)
         loops[loops.index(candidate)] = watched
         counter = watched.counter
         for begin, body, end in candidate.history:
@@ -298,7 +371,7 @@ class Tracker:
             watched.counted += 1
             self.sink.step_times(loop_id, counter.code, counter.count, begin, body, end)
             if self.tells_decisions:
-                self.sink.decided(Role.TRAIN, counter.count, None)
+                self.sink.decided(role, counter.count, None)
         counter.next = counter.sampler.next_after(counter.count)
         for frame, run in candidate.active.items():
             activation = self.enter(watched, frame, run.begin)
@@ -307,6 +380,48 @@ class Tracker:
                 watched.start(frame, run.body)
         self._place(candidate.code)
         return watched
+
+    def mark_trained(self) -> WatchedLoop | None:
+        """Gradients are computed or an optimizer steps in the current thread; the training loop that it is in."""
+        self.trained += 1
+        for activation in self._stacks.get(get_ident(), ()):
+            if activation.watched.role is Role.TRAIN:
+                activation.trained = True
+                return activation.watched
+        return None
+
+    def mark_called(self) -> None:
+        """A module was called in the current thread."""
+        for activation in self._stacks.get(get_ident(), ()):
+            activation.called = True
+
+    def evaluates(self, activation: _Activation) -> bool:
+        """Whether the first iteration with a call of a module, just over, was none of training."""
+        if activation.trained:
+            activation.fresh = False
+            return False
+        return activation.called
+
+    def add_alternate(self, watched: WatchedLoop) -> _Alternate:
+        """The counter of those runs of a training loop that evaluate."""
+        reasons = ("a run of this training loop in which nothing trains",)
+        loop_id = self.found(watched.code, Proposal(watched.loop, Role.EVAL, reasons), "dynamic")
+        alternate = _Alternate(self, loop_id, watched.code, watched.loop, Role.EVAL)
+        self._loops[id(watched.code)].append(alternate)
+        self._place(watched.code)
+        return alternate
+
+    def take_back(self, activation: _Activation) -> None:
+        """Undo the step that `activation` is in, and the activation itself."""
+        watched = activation.watched
+        del watched.active[activation.frame]
+        self._remove([activation])
+        if activation.recorded is not None:
+            self.sink.discard(activation.recorded)
+            activation.recorded = None
+        watched.counted -= 1
+        watched.counter.count -= 1
+        watched.counter.next = watched.counter.sampler.next_after(watched.counter.count)
 
     def revive(self, watched: WatchedLoop) -> None:
         """Count the iterations of a training loop that stood inside another one which has been retracted."""
@@ -389,6 +504,7 @@ class Tracker:
     def _on_frame_end(self, code: CodeType, _offset: int, _value: object) -> None:
         loops = self._loops.get(id(code))
         if loops is None:
+            self._on_other_return(code)
             return
         try:
             frame = id(sys._getframe(1))
@@ -396,6 +512,14 @@ class Tracker:
             self._suspended.pop(frame, None)
             for each in loops:  # inner ones first
                 each.exit(frame, now)
+        except Exception as error:
+            self._failed(error)
+
+    def _on_other_return(self, code: CodeType) -> None:
+        try:
+            called = self.returns.get(id(code))
+            if called is not None:
+                called(sys._getframe(2))
         except Exception as error:
             self._failed(error)
 
@@ -434,6 +558,8 @@ class Tracker:
             activation.waiting = False
             return activation
         self._push(activation)
+        if activation.fresh:
+            self.entered(watched)
         if watched.counter.count + 1 >= watched.counter.next:
             self.decide(activation)
         return activation

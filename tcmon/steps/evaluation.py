@@ -1,0 +1,183 @@
+"""Evaluation loops that names don't tell of, and training loops that evaluate by a flag, found as they run.
+
+An evaluation loop is the innermost loop that, in one activation, sees the same outermost module called twice with
+gradients disabled, with no backward pass or optimizer step between. That alone would hold for text generation, image
+sampling and the extraction of features, too; so a loss must be computed in it, or a function around it be named like an
+evaluation.
+
+Modules are watched only from the moment in which gradients go off until one call was seen, and then again from the
+loop's next iteration on: a training step's modules cost nothing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from time import perf_counter_ns
+from types import CodeType, FrameType
+
+from tcmon.analysis.evidence import names_evaluation
+from tcmon.analysis.roles import Proposal, Role
+from tcmon.monitoring.tool import Tool, events
+from tcmon.steps.candidates import Candidate
+from tcmon.steps.codebase import Codebase, is_own
+from tcmon.steps.tracker import Tracker, WatchedLoop
+
+_LOOKS = 16
+"""Calls of modules that are looked at in one stretch without gradients before it is no evaluation."""
+
+_LOSSES = frozenset({"cross_entropy", "binary_cross_entropy", "binary_cross_entropy_with_logits", "kl_div"})
+
+
+def computes_loss(code: CodeType) -> bool:
+    """Whether `code`, of torch, is a loss function of `torch.nn.functional`."""
+    return code.co_filename.endswith("functional.py") and (
+        code.co_name in _LOSSES or (code.co_name.endswith("_loss") and not code.co_name.startswith("_"))
+    )
+
+
+class Evaluation:
+    """Watches modules and losses while gradients are off."""
+
+    def __init__(
+        self,
+        tool: Tool,
+        tracker: Tracker,
+        codebase: Codebase,
+        found: Callable[[CodeType, Proposal, str], int],
+    ) -> None:
+        self._tool = tool
+        self._tracker = tracker
+        self._codebase = codebase
+        self._found = found
+        self._modules: CodeType | None = None
+        self._losses: list[CodeType] = []
+        self._holder = 0
+        """The frame that switched gradients off."""
+        self._looks = 0
+        self._last_loss = 0
+        tracker.entered = self.training_entered
+
+    # What torch's code tells: each is called at the start of a function of torch, with its frame
+
+    def module_starts(self, frame: FrameType) -> None:
+        """The first call of any module in the process."""
+        self._modules = frame.f_code
+        self._tracker.returns[id(frame.f_code)] = self._module_returned
+        if self._holder:
+            self._watch(True)
+
+    def loss_starts(self, frame: FrameType) -> None:
+        """The first call of a loss function."""
+        if not any(code is frame.f_code for code in self._losses):
+            self._losses.append(frame.f_code)
+            self._tracker.returns[id(frame.f_code)] = self._loss_returned
+        self._last_loss = perf_counter_ns()
+
+    def gradients_off(self, frame: FrameType) -> None:
+        """`no_grad` or `inference_mode` is entered."""
+        holder = frame.f_back
+        user = holder.f_back if holder is not None and _decorates(holder) else holder
+        if holder is None or user is None or self._codebase.is_torch(user.f_code.co_filename):
+            return  # an optimizer's step, clipping: gradients are off for what is no evaluation
+        if self._tracker.is_counting(Role.EVAL):
+            return
+        self._holder = id(holder)
+        self._looks = 0
+        self._watch(True)
+
+    def gradients_set(self, frame: FrameType) -> None:
+        """`set_grad_enabled(mode)` is called."""
+        if frame.f_locals.get("mode") is False:
+            self.gradients_off(frame)
+        else:
+            self.gradients_on(frame)
+
+    def gradients_on(self, _frame: FrameType) -> None:
+        """Gradients may be on again."""
+        if self._holder:
+            self._holder = 0
+            self._watch(False)
+
+    def training_entered(self, watched: WatchedLoop) -> None:
+        """A loop that has trained before is entered again: a call of a module in it tells that it does its work."""
+        if watched.stepped:
+            self._watch(True)
+
+    # Events that are on only when asked for
+
+    def _watch(self, on: bool) -> None:
+        for code in (self._modules, *self._losses):
+            if code is not None:
+                self._tool.watch(code, events.PY_RETURN if on else 0)
+
+    def _loss_returned(self, _frame: FrameType) -> None:
+        self._last_loss = perf_counter_ns()
+
+    def _module_returned(self, frame: FrameType) -> None:
+        self._tracker.mark_called()
+        if not self._holder:
+            self._watch(False)
+            return
+        outermost, around = self._outermost(frame)
+        if outermost is None:
+            return
+        self._looks += 1
+        if self._modules is not None:
+            self._tool.watch(self._modules, 0)
+        if self._looks <= _LOOKS and not self._tracker.is_counting(Role.EVAL):
+            self._look(id(outermost.f_locals.get("self")), around)
+
+    def _outermost(self, frame: FrameType | None) -> tuple[FrameType | None, FrameType | None]:
+        """The outermost call of a module since gradients went off, and the frame that calls it."""
+        outermost: FrameType | None = None
+        while frame is not None and id(frame) != self._holder:
+            if frame.f_code is self._modules:
+                outermost = frame
+            frame = frame.f_back
+        inside = frame  # gradients went off within a module's own forward: that is no evaluation
+        while inside is not None and not is_own(inside.f_code.co_filename):
+            if inside.f_code is self._modules:
+                return None, None
+            inside = inside.f_back
+        return outermost, None if outermost is None else outermost.f_back
+
+    def _look(self, module: int, frame: FrameType | None) -> None:
+        now = perf_counter_ns()
+        trained = self._tracker.trained
+        names: list[str] = []
+        confirmed = False
+        while frame is not None and not is_own(frame.f_code.co_filename):
+            code = frame.f_code
+            if not self._codebase.is_torch(code.co_filename):
+                names.append(code.co_qualname)
+                for loop in self._codebase.loops_at(frame):
+                    watched = self._tracker.find(code, loop) or self._tracker.watch_candidate(code, loop)
+                    called = watched.called_in(id(frame), now)
+                    if isinstance(watched, Candidate):
+                        watched.on_start = self._next_iteration
+                        begin = watched.active[id(frame)].entered
+                        if not confirmed and called.get(module) == trained and self._is_evaluation(names, begin):
+                            self._promote(watched, names)
+                            confirmed = True
+                    called[module] = trained
+            frame = frame.f_back
+
+    def _next_iteration(self) -> None:
+        if self._holder and self._looks <= _LOOKS and self._modules is not None:
+            self._tool.watch(self._modules, events.PY_RETURN)
+
+    def _is_evaluation(self, names: list[str], begin: int) -> bool:
+        """Whether a loss was computed since the loop was entered, or a function from the loop on says so."""
+        return self._last_loss > begin or any(names_evaluation(part) for name in names for part in name.split("."))
+
+    def _promote(self, candidate: Candidate, names: list[str]) -> None:
+        reason = "the same module was called twice without gradients in one run of the loop"
+        named = [name for name in names if any(names_evaluation(part) for part in name.split("."))]
+        what = f"in {named[0]}()" if named else "and a loss computed"
+        proposal = Proposal(candidate.loop, Role.EVAL, (f"{reason}, {what}",))
+        self._tracker.promote(candidate, self._found(candidate.code, proposal, "dynamic"), Role.EVAL)
+
+
+def _decorates(frame: FrameType) -> bool:
+    """Whether `frame` is torch's wrapper around a decorated function, as with `@torch.no_grad()`."""
+    return frame.f_code.co_filename.endswith("utils/_contextlib.py")
