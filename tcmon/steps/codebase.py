@@ -10,7 +10,7 @@ import stat
 import sys
 from importlib.machinery import ModuleSpec
 from pathlib import Path
-from types import CodeType, ModuleType
+from types import CodeType, FrameType, ModuleType
 
 from tcmon.analysis.loops import Loop, LoopForest
 
