@@ -75,6 +75,11 @@ class FlowGraph:
         self._connect(ranges)
         self.reachable = self._reachable()
 
+    @property
+    def has_cycle(self) -> bool:
+        """Whether any jump leads back, so that there may be a loop."""
+        return any(s <= block.index for block in self.blocks for s in (*block.successors, *block.handlers))
+
     def block_at(self, start: int) -> int:
         """The index of the block that jumps to `start` land on."""
         return self._by_start[start]

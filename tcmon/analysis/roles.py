@@ -84,6 +84,7 @@ class RoleFinder:
     `source` gives the parsed source of the code's file, or None; it is asked only where a loop plays a role, to tell
     the test of a `while` from its body and to find the line of a keyword. `scope` says what names in the code mean;
     without one, only the functions within the code are known. `analysis` is shared by the finders of one program.
+    Who has the loops already, with the source, hands them over as `forest`.
     """
 
     def __init__(
@@ -92,13 +93,14 @@ class RoleFinder:
         source: Callable[[], ast.AST | None] = lambda: None,
         scope: Scope | None = None,
         analysis: Analysis | None = None,
+        forest: LoopForest | None = None,
     ) -> None:
         self.code = code
         self._scope = scope or Program(code).scope(code)
         self._analysis = analysis or Analysis()
-        self.forest = LoopForest(code, graph=self._scope.reading.graph)
+        self.forest = forest or LoopForest(code, graph=self._scope.reading.graph)
         self._look()
-        if self.forest.loops and (self._trained or self._evaluation.loops):
+        if forest is None and self.forest.loops and (self._trained or self._evaluation.loops):
             tree = source()
             if tree is not None:
                 self.forest = LoopForest(code, tree, self._scope.reading.graph)
@@ -128,7 +130,9 @@ class RoleFinder:
     def rejected(self) -> list[tuple[Loop, str]]:
         """The loops that play no role, outermost first, and why."""
         used = {*self._trained, *self._evaluation.loops}
-        return [(loop, self._why_not(i)) for i, loop in enumerate(self.forest.loops) if i not in used]
+        made = {self.forest.innermost(at) for at in self._scope.reading.collects}  # by comprehensions
+        rest = (i for i in range(len(self.forest.loops)) if i not in used and i not in made)
+        return [(self.forest.loops[i], self._why_not(i)) for i in rest]
 
     # Training
 

@@ -6,6 +6,8 @@ import click
 
 from tcmon import __version__
 from tcmon.cli.demo import demo
+from tcmon.cli.export import export
+from tcmon.cli.loops import loops
 from tcmon.cli.report import report
 from tcmon.cli.run import run
 from tcmon.errors import TcmonError
@@ -17,7 +19,9 @@ EXAMPLES = """\b
 Examples:
   tcmon run train.py --epochs 3
   tcmon run --interval 50 -m package.train --epochs 3
+  tcmon loops train.py
   tcmon report tcmon-runs/train-20261201-033000-4711
+  tcmon export tcmon-runs/train-20261201-033000-4711 --to perfetto
   tcmon demo"""
 
 
@@ -32,7 +36,7 @@ def command_line() -> None:
     """Watch a PyTorch training run at almost no cost, without a change to the program."""
 
 
-for command in (run, report, demo):
+for command in (run, loops, report, export, demo):
     command_line.add_command(command)
 
 
