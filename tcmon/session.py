@@ -6,14 +6,17 @@ import atexit
 import dataclasses
 import datetime
 import enum
+import functools
+import itertools
 import logging
 import os
 import platform
 import socket
 import sys
+import threading
 import time
 import weakref
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from time import perf_counter_ns
 from types import CodeType
@@ -23,8 +26,11 @@ from tcmon import __version__
 from tcmon.analysis.roles import Proposal, Role
 from tcmon.capture.calls import CallRecorder, Returned, Segment, Yielded, rows
 from tcmon.errors import TcmonError
+from tcmon.log import log as _log
+from tcmon.log import warn
+from tcmon.monitoring.interruptions import hand_on, is_interruption
 from tcmon.monitoring.tool import Tool, empty_callback_ns, events
-from tcmon.steps.codebase import Codebase
+from tcmon.steps.codebase import Codebase, module_attribute
 from tcmon.steps.confirmation import Confirmation
 from tcmon.steps.discovery import Discovery
 from tcmon.steps.evaluation import Evaluation
@@ -33,12 +39,11 @@ from tcmon.steps.tracker import RecordedStep, Tracker
 from tcmon.trace.journal import StepJournal
 from tcmon.trace.names import NameTable
 from tcmon.trace.records import FORMAT
+from tcmon.trace.secrets import masked
 from tcmon.trace.writer import TraceWriter, steps_records, write_atomically
 
 RECORDERS = ("calls",)
 """What `record` may name."""
-
-_log = logging.getLogger("tcmon")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -108,6 +113,7 @@ class Session:
         self._pid = os.getpid()
         self._origin = perf_counter_ns()
         self._state = _State.RUNNING
+        self._flushing = threading.RLock()
         self._tools: list[Tool] = []
         try:
             self._open_files(command, script)
@@ -140,7 +146,7 @@ class Session:
         self._discovery = Discovery(
             tracking, self._tracker, codebase, self._confirmation, evaluation, self._loop_found, self._failed
         )
-        _forget_in_children(self)
+        _sessions.add(self)
         # Callbacks that outlive the modules they use would be heard of at the end of the interpreter.
         atexit.register(self.finish, reason="exit", exit_code=None)
         tracking.watch_everywhere(events.PY_START | events.PY_UNWIND)
@@ -150,20 +156,32 @@ class Session:
         if os.getpid() != self._pid or self._state is _State.FINISHED:
             return
         if self._state is _State.RUNNING:
-            self._tracker.close()
-            self._confirmation.sweep()
+            try:
+                self._tracker.close()
+                self._confirmation.sweep()
+            except Exception as error:
+                self._give_up(error)
+        told = self._state is _State.FAILED
         self._state = _State.FINISHED
         self._release()
         atexit.unregister(self.finish)
-        ended = {"reason": reason, "exit_code": exit_code, "clock_ns": perf_counter_ns() - self._origin}
-        try:
-            self._write([*self._drained(), {"kind": "end", **ended, "seen": self._seen(), "hint": self._hint()}])
-            self._trace.close()
-            self._meta["torch"] = _torch_version()
-            self._meta["ended"] = ended
-            self._write_meta()
-        except OSError as error:
-            _log.warning("the trace in %s is incomplete: %s", self.run_dir, error.strerror)
+        ended = {"reason": reason, "exit_code": exit_code, "clock_ns": max(0, perf_counter_ns() - self._origin)}
+        self._meta["torch"] = _torch_version()
+        self._meta["ended"] = ended
+        end = {"kind": "end", **ended, "seen": self._seen(), "hint": self._hint()}
+        last_works: tuple[Callable[[], None], ...] = (
+            functools.partial(self._write_with_times, [], [end]),
+            self._trace.close,
+            self._journal.close,
+            self._write_meta,
+        )
+        for last_work in last_works:
+            try:
+                last_work()
+            except Exception as error:
+                if not told:
+                    warn(f"the trace in {self.run_dir} is incomplete: {_reason(error)}", error)
+                told = True
 
     # The tracker's sink. Called inside monitoring callbacks: nothing here is monitored.
 
@@ -177,7 +195,7 @@ class Session:
         begin = perf_counter_ns()
         segment = self._calls.stop()
         if segment is not None:
-            self._open_steps[id(step)].append(segment)
+            self._open_steps.setdefault(id(step), []).append(segment)
         self._switch_ns += perf_counter_ns() - begin
 
     def finish_recorded(self, step: RecordedStep) -> None:
@@ -195,7 +213,7 @@ class Session:
                         "kind": "calls",
                         **identity,
                         "thread": thread,
-                        "begin": segment.begin - self._origin,
+                        "begin": max(0, segment.begin - self._origin),
                         "what": what,
                         "at": at,
                     }
@@ -206,14 +224,14 @@ class Session:
                 **identity,
                 "reason": step.reason,
                 "stage": step.stage,
-                "begin": step.begin - self._origin,
-                "wait": step.body - step.begin,
-                "end": step.end - step.begin,
+                "begin": max(0, step.begin - self._origin),
+                "wait": (wait := max(0, step.body - step.begin)),
+                "end": max(wait, step.end - step.begin),
                 "thread": step.thread,
                 "calls": {"stored": stored, "dropped": dropped},
             }
         )
-        self._write([*self._names.take_new(), *records, *self._drained()])
+        self._write_with_times([*self._names.take_new(), *records])
         self._write_ns += perf_counter_ns() - begin
 
     def discard(self, step: RecordedStep) -> None:
@@ -230,7 +248,7 @@ class Session:
         self._meta: dict[str, Any] = {
             "format": FORMAT,
             "tcmon": __version__,
-            "command": list(command),
+            "command": masked(command),
             "script": script,
             "cwd": _cwd(),
             "python": platform.python_version(),
@@ -267,7 +285,7 @@ class Session:
         self._meta["loops"].append({key: value for key, value in record.items() if key != "kind"})
         self._meta["torch"] = _torch_version()
         self._write([record])
-        self._write_meta()
+        self._update_meta()
         _log.info(
             "%s loop at %s:%d in %s: %s",
             proposal.role,
@@ -285,17 +303,25 @@ class Session:
         loop["role"] = "other"
         loop["evidence"].append(f"not the training loop: {reason}")
         self._write([{"kind": "loop", **loop}])
-        self._write_meta()
+        self._update_meta()
         _log.info("no training loop after all: %s:%d in %s: %s", loop["file"], loop["line"], loop["qualname"], reason)
 
     def _journal_full(self) -> None:
         begin = perf_counter_ns()
-        self._write(self._drained())
+        self._write_with_times([])
         self._write_ns += perf_counter_ns() - begin
 
-    def _drained(self) -> list[dict[str, Any]]:
-        """Records of the step times since the last ones, with the overhead so far."""
-        overhead = {
+    def _write_with_times(self, before: list[dict[str, Any]], after: Iterable[dict[str, Any]] = ()) -> None:
+        """Write records, between them the step times since the last ones, and the overhead so far."""
+        if os.getpid() != self._pid:
+            return
+        # Times stay in the journal until the trace has them: a signal's handler may raise at any place.
+        with self._flushing:
+            times = steps_records(self._journal.take())
+            self._trace.write([*before, *times, self._overhead(), *after], self._journal.drop_taken)
+
+    def _overhead(self) -> dict[str, Any]:
+        return {
             "kind": "overhead",
             "callbacks": self._tracker.callbacks,
             "callback_ns": self._tracker.callback_ns + self._switch_ns,
@@ -304,11 +330,16 @@ class Session:
             "events": self._calls.events,
             "bytes": self._trace.bytes,
         }
-        return [*steps_records(self._journal.take()), overhead]
 
     def _write(self, records: list[dict[str, Any]]) -> None:
         if os.getpid() == self._pid:
             self._trace.write(records)
+
+    def _update_meta(self) -> None:
+        try:
+            self._write_meta()
+        except OSError:
+            pass  # the trace has it too, and at the end this is tried again
 
     def _write_meta(self) -> None:
         write_atomically(self.run_dir / "run.json", self._meta)
@@ -330,14 +361,23 @@ class Session:
 
     # Ending
 
-    def _failed(self, error: Exception) -> None:
-        """An error of tcmon itself: say so once and let the program go on without monitoring."""
+    def _failed(self, error: BaseException) -> None:
+        """An exception in a callback: the program's, which gets it, or an error of tcmon itself."""
+        if is_interruption(error):
+            if self._state is _State.RUNNING:
+                self._calls.stop()  # the callback may have been about to
+            hand_on(error)
+        else:
+            self._give_up(error)
+
+    def _give_up(self, error: BaseException) -> None:
+        """Say once what went wrong, and let the program go on without monitoring."""
         if self._state is not _State.RUNNING:
             return
         self._state = _State.FAILED
         self._release()
-        text = f"monitoring stopped by an error of tcmon ({type(error).__name__}: {error}); the program goes on"
-        _log.warning("%s", text, exc_info=error if _log.isEnabledFor(logging.DEBUG) else None)
+        text = f"monitoring stopped: {_reason(error)}; the program goes on, without its further steps in {self.run_dir}"
+        warn(text, error)
         try:
             self._write([{"kind": "note", "level": "warning", "text": text}])
         except OSError:
@@ -360,29 +400,30 @@ class _State(enum.Enum):
     FINISHED = enum.auto()
 
 
-def _forget_in_children(session: Session) -> None:
-    """Silence `session` in forked children (DataLoader workers): handlers can't be taken back, so it is held weakly."""
-    reference = weakref.ref(session)
+_sessions: weakref.WeakSet[Session] = weakref.WeakSet()
+"""The sessions of this process. Handlers of forks can't be taken back: there is one for all sessions."""
 
-    def in_child() -> None:
-        session = reference()
-        if session is not None:
-            session._forked()
 
-    os.register_at_fork(after_in_child=in_child)
+def _forget_in_child() -> None:
+    """The sessions of the parent are not the business of a forked child (DataLoader workers)."""
+    for session in list(_sessions):
+        session._forked()
+
+
+os.register_at_fork(after_in_child=_forget_in_child)
 
 
 def _make_run_directory(out: Path | None, script: str) -> Path:
-    if out is None:
-        stem = Path(script).name.removesuffix(".py") or "run"
-        stamp = time.strftime("%Y%m%d-%H%M%S")
-        out = Path("tcmon-runs") / f"{stem}-{stamp}-{os.getpid()}"
     try:
+        if out is None:
+            return _new_directory(Path("tcmon-runs").absolute(), script)
         path = out.absolute()
         path.mkdir(parents=True, exist_ok=True)
-        held = any(path.glob("trace-*.jsonl")) or (path / "run.json").exists()
+        held = any(path.glob("trace-*.jsonl")) or os.path.lexists(path / "run.json")
     except OSError as error:
-        raise TcmonError(f"can't make the run directory {out}: {error.strerror}; choose another with --out") from None
+        raise TcmonError(
+            f"can't make the run directory {out or 'tcmon-runs'}: {error.strerror}; choose another with --out"
+        ) from None
     if held:
         raise TcmonError(f"{out} already holds a run; choose another directory with --out")
     if not os.access(path, os.W_OK | os.X_OK):
@@ -390,11 +431,31 @@ def _make_run_directory(out: Path | None, script: str) -> Path:
     return path
 
 
+def _new_directory(parent: Path, script: str) -> Path:
+    """A directory of its own for each run, also where a process runs the program anew (`os.execv`) at once."""
+    parent.mkdir(parents=True, exist_ok=True)
+    stem = Path(script).name.removesuffix(".py") or "run"
+    name = f"{stem}-{time.strftime('%Y%m%d-%H%M%S')}-{os.getpid()}"
+    for again in itertools.count(1):
+        path = parent / (name if again == 1 else f"{name}-{again}")
+        try:
+            path.mkdir()
+        except FileExistsError:
+            continue
+        return path
+    raise AssertionError("there are always more numbers")
+
+
 def _torch_version() -> str | None:
     """The version of the program's torch, once it has imported it."""
-    torch = sys.modules.get("torch")
-    version = vars(torch).get("__version__") if torch is not None else None
-    return None if version is None else str(version)
+    version = module_attribute(sys.modules.get("torch"), "__version__")
+    return str.__str__(version) if isinstance(version, str) else None
+
+
+def _reason(error: BaseException) -> str:
+    if isinstance(error, OSError) and error.strerror:
+        return f"a file of the run can't be written ({error.strerror})"
+    return f"an error of tcmon ({' '.join(f'{type(error).__name__}: {error}'.split())})"
 
 
 def _cwd() -> str | None:

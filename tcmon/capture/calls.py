@@ -44,7 +44,7 @@ class Segment:
 class CallRecorder:
     """Logs the calls of all threads while it is on."""
 
-    def __init__(self, tool: Tool, failed: Callable[[Exception], None], limit: int = DEFAULT_LIMIT) -> None:
+    def __init__(self, tool: Tool, failed: Callable[[BaseException], None], limit: int = DEFAULT_LIMIT) -> None:
         self._tool = tool
         self._log: list[Any] = []
         self._limit = 2 * limit * _WIDTH
@@ -78,7 +78,7 @@ class CallRecorder:
 
     def _register(self) -> None:
         # One `extend` an event is atomic, so that threads can't mix their entries; it allocates nothing that the
-        # garbage collector tracks. Exceptions of a callback (MemoryError) must not reach the program.
+        # garbage collector tracks. Exceptions of a callback (MemoryError) must not reach the program on their own.
         log = self._log
         extend = log.extend
         now = perf_counter_ns
@@ -91,25 +91,25 @@ class CallRecorder:
                 extend((code, now(), thread()))
                 if len(log) > limit:
                     self._only_count()
-            except Exception as error:
+            except BaseException as error:
                 failed(error)
 
         def returned(_code: CodeType, _offset: int, _value: object) -> None:
             try:
                 extend((Returned, now(), thread()))
-            except Exception as error:
+            except BaseException as error:
                 failed(error)
 
         def yielded(_code: CodeType, _offset: int, _value: object) -> None:
             try:
                 extend((Yielded, now(), thread()))
-            except Exception as error:
+            except BaseException as error:
                 failed(error)
 
         def unwound(_code: CodeType, _offset: int, raised: BaseException) -> None:
             try:
                 extend((type(raised), now(), thread()))
-            except Exception as error:
+            except BaseException as error:
                 failed(error)
 
         for event in (events.PY_START, events.PY_RESUME, events.PY_THROW):

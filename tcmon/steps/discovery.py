@@ -42,7 +42,7 @@ class Discovery:
         confirmation: Confirmation,
         evaluation: Evaluation,
         found: Callable[[CodeType, Proposal, str], int],
-        failed: Callable[[Exception], None],
+        failed: Callable[[BaseException], None],
     ) -> None:
         self._tracker = tracker
         self._codebase = codebase
@@ -82,8 +82,9 @@ class Discovery:
                 # Another thread that runs the code meanwhile waits, or its first iterations would be missed.
                 with self._lock:
                     return self._look_at(code, sys._getframe(1))
-        except Exception as error:
+        except BaseException as error:
             self._failed(error)
+            return None
         return DISABLE
 
     def _look_at(self, code: CodeType, frame: FrameType) -> Any:
@@ -93,9 +94,9 @@ class Discovery:
             return self._look_for_signal(code, frame)
         if is_own(code.co_filename) or id(code) in self._analysed or not is_telling(code):
             return DISABLE
-        self._analysed[id(code)] = code
         finder = RoleFinder(code, lambda: self._codebase.source(code.co_filename))
         self._watch(code, finder.proposals)
+        self._analysed[id(code)] = code
         if not finder.loose_signs:
             return DISABLE
         _, call = finder.loose_signs[0]

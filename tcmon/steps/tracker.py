@@ -269,7 +269,7 @@ class Tracker:
         *,
         tells_decisions: bool,
         found: Callable[[CodeType, Proposal, str], int],
-        failed: Callable[[Exception], None],
+        failed: Callable[[BaseException], None],
     ) -> None:
         self.sink = sink
         self.found = found
@@ -485,7 +485,7 @@ class Tracker:
                         self._sampled_ns += now() - begin
                         self._samples += 1
                     self._rare_at_sample = self._rare
-            except Exception as error:
+            except BaseException as error:
                 self._failed(error)
             return None
 
@@ -512,7 +512,7 @@ class Tracker:
             self._suspended.pop(frame, None)
             for each in loops:  # inner ones first
                 each.exit(frame, now)
-        except Exception as error:
+        except BaseException as error:
             self._failed(error)
 
     def _on_other_return(self, code: CodeType) -> None:
@@ -520,7 +520,7 @@ class Tracker:
             called = self.returns.get(id(code))
             if called is not None:
                 called(sys._getframe(2))
-        except Exception as error:
+        except BaseException as error:
             self._failed(error)
 
     def _on_yield(self, code: CodeType, _offset: int, _value: object) -> None:
@@ -534,7 +534,7 @@ class Tracker:
             if held:
                 self._suspended[frame] = held[::-1]
                 self._remove(held)
-        except Exception as error:
+        except BaseException as error:
             self._failed(error)
 
     def _on_resume(self, _code: CodeType, _offset: int) -> None:
@@ -544,7 +544,7 @@ class Tracker:
                 activation.thread = get_ident()
                 if not activation.passive:
                     self._push(activation)
-        except Exception as error:
+        except BaseException as error:
             self._failed(error)
 
     # Entering and leaving

@@ -56,23 +56,46 @@ class StepJournal:
         # Room for one row more from every thread that adds while another moves the rows into the trace.
         self._buffer = _mapped(path, _ROW.size * (_ROWS + _SPARE_ROWS))
         self._lock = threading.Lock()
-        self.add, self._restart = _adder(self._buffer, self._lock, origin, full)
+        self.add, self._used, self._drop = _adder(self._buffer, self._lock, origin, full)
+        self._taken = 0
 
     def take(self) -> Columns:
-        """The rows since the last call, which are the trace's business from now on."""
+        """The rows since the last call of `drop_taken`. One thread at a time may take and drop rows."""
         with self._lock:
-            cells = memoryview(self._buffer)[: self._restart()].cast("q").tolist()
+            self._taken = self._used()
+            cells = memoryview(self._buffer)[: self._taken].cast("q").tolist()
         columns = Columns(*(cells[column :: len(_COLUMNS)] for column in range(len(_COLUMNS))))
-        if columns.n and (min(map(min, columns)) < 0 or any(map(gt, columns.wait, columns.end))):
-            # A clock that was set back, by a library for tests.
-            columns = Columns(*([max(0, value) for value in column] for column in columns))
-            columns.end[:] = map(max, columns.wait, columns.end)
-        return columns
+        return _sound(columns) if columns.n else columns
+
+    def drop_taken(self) -> None:
+        """Forget the rows that were taken last: they are in the trace."""
+        with self._lock:
+            self._drop(self._taken)
+            self._taken = 0
+
+    def close(self) -> None:
+        """Let go of the file. Another thread may still add steps, to nowhere."""
+        with self._lock:
+            if isinstance(self._buffer, mmap.mmap):
+                self._buffer.close()
+
+
+def _sound(columns: Columns) -> Columns:
+    """`columns` without what an odd moment has left in them."""
+    if min(map(min, columns)) < 0 or any(map(gt, columns.wait, columns.end)):
+        # A clock that was set back, by a library for tests.
+        columns = Columns(*([max(0, value) for value in column] for column in columns))
+        columns.end[:] = map(max, columns.wait, columns.end)
+    last = {key: i for i, key in enumerate(zip(columns.role, columns.n, strict=True))}
+    if len(last) < len(columns.n):
+        # A signal's handler raised when the step was just stored, and it was stored again as the loop was left.
+        columns = Columns(*([column[i] for i in last.values()] for column in columns))
+    return columns
 
 
 def _adder(
     buffer: mmap.mmap | bytearray, lock: threading.Lock, origin: int, full: Callable[[], None]
-) -> tuple[Callable[[int, int, int, int, int, int], None], Callable[[], int]]:
+) -> tuple[Callable[[int, int, int, int, int, int], None], Callable[[], int], Callable[[int], None]]:
     """`add` as a closure, since it is called for every step: attributes would cost more than what it does."""
     pack = _ROW.pack_into
     row = _ROW.size
@@ -88,12 +111,17 @@ def _adder(
         if used >= size:
             full()
 
-    def restart() -> int:
-        nonlocal used
-        before, used = used, 0
-        return before
+    def used_now() -> int:
+        return used
 
-    return add, restart
+    def drop(count: int) -> None:
+        nonlocal used
+        rest = used - count
+        if rest:  # of other threads, meanwhile
+            buffer[:rest] = buffer[count:used]
+        used = rest
+
+    return add, used_now, drop
 
 
 def read_journal(path: Path) -> list[StepTimes]:

@@ -8,7 +8,7 @@ from __future__ import annotations
 import contextlib
 import os
 import threading
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from itertools import compress, pairwise
 from operator import sub
 from pathlib import Path
@@ -36,12 +36,16 @@ class TraceWriter:
         """Bytes of all records so far."""
         return self._written + len(self._pending)
 
-    def write(self, records: Iterable[dict[str, Any]]) -> None:
-        """Append `records`; raises `OSError` if the file can't take them. Does nothing once it is closed."""
+    def write(self, records: Iterable[dict[str, Any]], taken: Callable[[], None] = lambda: None) -> None:
+        """Append `records`; raises `OSError` if the file can't take them (yet). Does nothing once it is closed.
+
+        `taken` is called as soon as the records are held here; they are not lost from then on.
+        """
         data = b"".join(_line(record) for record in records)
         with self._lock:
             if self._descriptor >= 0:
                 self._pending += data
+                taken()
                 self._flush()
 
     def _flush(self) -> None:
