@@ -17,12 +17,16 @@ from tcmon.trace.records import Step, Steps
 # a journal holds is written at a time.
 _BATCH: Final = 1 << 16
 
+# The journal doesn't tell.
+_STAGES: Final = {"train": "training", "eval": "evaluation"}
+
 
 @dataclass(frozen=True, slots=True)
 class TimedStep:
-    """When a step was, and its record if it was recorded in detail."""
+    """When a step was and in what stage, and its record if it was recorded in detail."""
 
     times: StepTimes
+    stage: str
     recorded: Step | None
 
 
@@ -34,12 +38,12 @@ def every_step(process: Process, advance: Callable[[int], object] | None = None)
     unwritten = {(each.role, each.n): each for each in process.unwritten_steps()}
     recorded: dict[tuple[str, int], Step] = {}
     written: dict[str, int] = {}
-    batch: list[StepTimes] = []
+    batch: list[tuple[StepTimes, str]] = []
 
     def drained() -> Iterator[TimedStep]:
         batch.sort(key=_end)
-        for times in batch:
-            yield TimedStep(times, recorded.pop((times.role, times.n), None))
+        for times, stage in batch:
+            yield TimedStep(times, stage, recorded.pop((times.role, times.n), None))
         batch.clear()
 
     reading = process.read(calls=False)
@@ -54,7 +58,7 @@ def every_step(process: Process, advance: Callable[[int], object] | None = None)
             for offset, (begin, wait, end) in enumerate(zip(record.begin, record.wait, record.end, strict=True)):
                 times = StepTimes(record.role, record.loop, record.first + offset, begin, wait, end)
                 unwritten.pop((times.role, times.n), None)
-                batch.append(times)
+                batch.append((times, record.stage))
             written[record.role] = max(written.get(record.role, 0), record.first + len(record.begin) - 1)
             continue
         yield from drained()
@@ -64,11 +68,13 @@ def every_step(process: Process, advance: Callable[[int], object] | None = None)
             unwritten.setdefault(
                 key, StepTimes(record.role, record.loop, record.n, record.begin, record.wait, record.end)
             )
-    batch.extend(unwritten.values())
+    for key, times in unwritten.items():
+        step = recorded.get(key)
+        batch.append((times, _STAGES.get(times.role, times.role) if step is None else step.stage))
     yield from drained()
     if advance is not None:
         advance(reading.size - told)
 
 
-def _end(times: StepTimes) -> int:
-    return times.begin + times.end
+def _end(each: tuple[StepTimes, str]) -> int:
+    return each[0].begin + each[0].end
