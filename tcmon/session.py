@@ -34,6 +34,7 @@ from tcmon.steps.codebase import Codebase, module_attribute
 from tcmon.steps.confirmation import Confirmation
 from tcmon.steps.discovery import Discovery
 from tcmon.steps.evaluation import Evaluation
+from tcmon.steps.manual import Manual
 from tcmon.steps.sampler import Interval
 from tcmon.steps.tracker import RecordedStep, Tracker
 from tcmon.trace.journal import StepJournal
@@ -143,8 +144,9 @@ class Session:
         codebase = Codebase()
         evaluation = Evaluation(tracking, self._tracker, codebase, self._loop_found)
         self._confirmation = Confirmation(self._tracker, codebase, self._loop_found, self._loop_retracted)
+        manual = Manual(self._tracker, codebase, self._loop_found, self._loop_retracted)
         self._discovery = Discovery(
-            tracking, self._tracker, codebase, self._confirmation, evaluation, self._loop_found, self._failed
+            tracking, self._tracker, codebase, self._confirmation, evaluation, manual, self._loop_found, self._failed
         )
         _sessions.add(self)
         # Callbacks that outlive the modules they use would be heard of at the end of the interpreter.

@@ -46,6 +46,15 @@ class Monitored:
             for i in range(len(record.end))
         ]
 
+    def stages(self, role: str) -> dict[int, str]:
+        """The stage of each step of a role."""
+        return {
+            record.first + i: record.stage
+            for record in self.run.processes[0].read()
+            if isinstance(record, Steps) and record.role == role
+            for i in range(len(record.end))
+        }
+
     def times(self, role: str) -> dict[int, tuple[int, int, int]]:
         """Begin, wait and end of each step of a role, the latter two as durations."""
         return {

@@ -109,7 +109,7 @@ def times(n: int, begin: int, took: int) -> StepTimes:
 
 def test_the_journal_adds_the_steps_that_the_trace_lacks_and_no_others() -> None:
     log = StepLog([times(2, 10, 999), times(3, 30, 7), times(4, 37, 8)])
-    log.add_row(Steps("train", 1, 1, [0, 10], [0, 0], [10, 20]))
+    log.add_row(Steps("train", "training", 1, 1, [0, 10], [0, 0], [10, 20]))
     log.finish()
     series = log.series["train", 1]
     assert list(series.numbers) == [1, 2, 3, 4]

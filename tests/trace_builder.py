@@ -75,6 +75,7 @@ def steps(
     return {
         "kind": "steps",
         "role": role,
+        "stage": "training" if role == "train" else "evaluation",
         "loop": loop,
         "first": first,
         "begin": begins,

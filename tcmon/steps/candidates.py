@@ -28,7 +28,7 @@ class CandidateRun:
 class Candidate:
     """A loop around what tells of training or evaluation, watched until it is known which loop it is of."""
 
-    __slots__ = ("active", "code", "history", "loop", "on_start")
+    __slots__ = ("active", "code", "history", "loop", "on_exit", "on_start")
 
     def __init__(self, code: CodeType, loop: Loop) -> None:
         self.code = code
@@ -37,6 +37,8 @@ class Candidate:
         self.history: list[tuple[int, int, int]] = []
         """Iterations that are over: begin, body, end."""
         self.on_start: Callable[[], None] | None = None
+        self.on_exit: dict[int, Callable[[int], None]] = {}
+        """Called with the time when the run in a frame is over."""
 
     def entry(self, frame: int, now: int) -> None:
         self.exit(frame, now)
@@ -63,6 +65,8 @@ class Candidate:
         run = self.active.pop(frame, None)
         if run is not None and not run.waiting:
             self._ended(run, now)
+        if frame in self.on_exit:
+            self.on_exit.pop(frame)(now)
 
     def seen_in(self, frame: int, now: int) -> set[int]:
         """The optimizers that were stepped in the activation that `frame` is in."""

@@ -61,7 +61,7 @@ class Confirmation:
     def on_step(self, frame: FrameType) -> None:
         """An optimizer steps; `frame` is that of torch's wrapper around its `step`."""
         counting = self._tracker.mark_trained()
-        if self._looks >= _LOOKS and counting is not None and counting.stepped:
+        if self._tracker.is_manual(Role.TRAIN) or (self._looks >= _LOOKS and counting is not None and counting.stepped):
             return
         self._stepped = True
         arguments = frame.f_locals.get("args")
@@ -71,7 +71,7 @@ class Confirmation:
     def on_backward(self, frame: FrameType) -> None:
         """Gradients are computed; `frame` is that of torch's function."""
         counting = self._tracker.mark_trained()
-        if self._looks < _LOOKS or counting is None:
+        if not self._tracker.is_manual(Role.TRAIN) and (self._looks < _LOOKS or counting is None):
             self._look(_BACKWARD, "backward()", frame)
 
     def sweep(self) -> None:

@@ -20,6 +20,7 @@ from tcmon.monitoring.tool import DISABLE, Tool, events
 from tcmon.steps.codebase import Codebase, is_own
 from tcmon.steps.confirmation import Confirmation
 from tcmon.steps.evaluation import Evaluation, computes_loss
+from tcmon.steps.manual import Manual
 from tcmon.steps.tracker import Tracker
 
 _GRAD_MODE = "autograd/grad_mode.py"
@@ -41,6 +42,7 @@ class Discovery:
         codebase: Codebase,
         confirmation: Confirmation,
         evaluation: Evaluation,
+        manual: Manual,
         found: Callable[[CodeType, Proposal, str], int],
         failed: Callable[[BaseException], None],
     ) -> None:
@@ -62,6 +64,8 @@ class Discovery:
         self._failed = failed
         self._called: dict[int, tuple[CodeType, Callable[[FrameType], Any]]] = {}
         """What is called at every start of a code object, for the few that are looked at more than once."""
+        for code, called in manual.signals():
+            self._called[id(code)] = (code, called)
         self._analysed: dict[int, CodeType] = {}
         self._lock = threading.Lock()
         self.seen = 0

@@ -79,7 +79,7 @@ class Evaluation:
         user = holder.f_back if holder is not None and _decorates(holder) else holder
         if holder is None or user is None or self._codebase.is_torch(user.f_code.co_filename):
             return  # an optimizer's step, clipping: gradients are off for what is no evaluation
-        if self._tracker.is_counting(Role.EVAL):
+        if self._tracker.is_counting(Role.EVAL) or self._tracker.is_manual(Role.EVAL):
             return
         self._holder = id(holder)
         self._looks = 0

@@ -20,6 +20,7 @@ from typing import Any, Protocol
 
 from tcmon.analysis.loops import Loop
 from tcmon.analysis.roles import Proposal, Role
+from tcmon.control import STAGES
 from tcmon.monitoring.tool import DISABLE, Tool, events
 from tcmon.steps.candidates import Candidate
 from tcmon.steps.sampler import Sampler
@@ -32,26 +33,38 @@ class RecordedStep:
 
     __slots__ = ("begin", "body", "end", "loop", "n", "reason", "role", "stage", "thread")
 
-    def __init__(self, role: Role, n: int, loop: int, reason: str, begin: int, thread: int) -> None:
+    def __init__(self, role: Role, n: int, loop: int, reason: str, stage: str, begin: int, thread: int) -> None:
         self.role = role
         self.n = n
         self.loop = loop
         self.reason = reason
-        self.stage = STAGES[role]
+        self.stage = stage
         self.begin = begin
         self.body = begin
         self.end = begin
         self.thread = thread
 
 
-STAGES = {Role.TRAIN: "training", Role.EVAL: "evaluation"}
+def stage_of(role: Role, code: CodeType) -> str:
+    """The stage that entering a loop of `code` begins."""
+    if role is Role.TRAIN:
+        return "training"
+    return "testing" if "test" in code.co_name.lower().split("_") else "evaluation"
+
+
+def step_code(role: Role, stage: str) -> int:
+    """Role and stage of a step as one number, for the journal."""
+    return _ROLES.index(role) + len(_ROLES) * STAGES.index(stage)
+
+
+_ROLES = tuple(Role)
 
 
 class StepSink(Protocol):
     """What the tracker tells about steps. Called from inside monitoring callbacks, in the loop's thread."""
 
-    def step_times(self, loop: int, role: int, n: int, begin: int, body: int, end: int) -> None:
-        """Step `n` of a role (0: training, 1: evaluation) is over. Called for every step: the hot one."""
+    def step_times(self, loop: int, code: int, n: int, begin: int, body: int, end: int) -> None:
+        """Step `n` of a role and stage (`step_code`) is over. Called for every step: the hot one."""
 
     def start(self, step: RecordedStep) -> None:
         """Recording of `step` begins, or goes on after `pause`."""
@@ -72,11 +85,10 @@ class StepSink(Protocol):
 class _Counter:
     """The steps of one role in this process."""
 
-    __slots__ = ("code", "count", "next", "role", "sampler")
+    __slots__ = ("count", "next", "role", "sampler")
 
     def __init__(self, role: Role, sampler: Sampler) -> None:
         self.role = role
-        self.code = list(Role).index(role)
         self.sampler = sampler
         self.count = 0
         self.next = sampler.next_after(0)
@@ -89,6 +101,7 @@ class _Activation:
         "begin",
         "body",
         "called",
+        "code",
         "frame",
         "fresh",
         "modules",
@@ -96,6 +109,7 @@ class _Activation:
         "passive",
         "recorded",
         "seen",
+        "stage",
         "thread",
         "trained",
         "waiting",
@@ -113,12 +127,17 @@ class _Activation:
         self.waiting = True
         self.passive = False
         self.recorded: RecordedStep | None = None
+        self.enter_stage(watched.stage)
         self.seen: set[int] = set()
         self.modules: dict[int, int] = {}
         # What is known of a run of a training loop that may evaluate by a flag.
-        self.fresh = watched.role is Role.TRAIN and watched.stepped
+        self.fresh = watched.role is Role.TRAIN and watched.stepped and not watched.manual
         self.trained = False
         self.called = False
+
+    def enter_stage(self, stage: str) -> None:
+        self.stage = stage
+        self.code = step_code(self.watched.role, stage)
 
 
 class WatchedLoop:
@@ -133,7 +152,10 @@ class WatchedLoop:
         "id",
         "inside",
         "loop",
+        "manual",
+        "on_exit",
         "role",
+        "stage",
         "step_times",
         "stepped",
         "tracker",
@@ -147,6 +169,10 @@ class WatchedLoop:
         self.role = role
         self.counter = tracker.counters[role]
         self.step_times = tracker.sink.step_times
+        self.stage = stage_of(role, code)
+        self.manual = False
+        self.on_exit: dict[int, Callable[[int], None]] = {}
+        """Called with the time when the run in a frame is over."""
         self.counted = 0
         self.inside: set[tuple[int, int]] = set()
         """Loops, by code and start, that were seen around this one."""
@@ -165,7 +191,7 @@ class WatchedLoop:
         if activation.fresh and self.tracker.evaluates(activation):
             self.alternate_of(activation).back_edge(frame, now)
             return
-        self.step_times(self.id, self.counter.code, activation.n, activation.begin, activation.body, now)
+        self.step_times(self.id, activation.code, activation.n, activation.begin, activation.body, now)
         if activation.recorded is not None:
             self.tracker.end_recorded(activation, now)
             now = perf_counter_ns()
@@ -200,6 +226,8 @@ class WatchedLoop:
         self.tracker.enter(self, frame, now)
 
     def exit(self, frame: int, now: int) -> None:
+        if frame in self.on_exit:
+            self.on_exit.pop(frame)(now)
         activation = self.active.get(frame)
         if activation is None:
             return
@@ -287,6 +315,8 @@ class Tracker:
         """Called when a code object's call returns, where its PY_RETURN is on; by the id of the code object."""
         self.entered: Callable[[WatchedLoop], None] = lambda _: None
         """Called when a training loop is entered."""
+        self._manual: set[tuple[int, Role]] = set()
+        self._stages: dict[int, str] = {}
         self.trained = 0
         """How often gradients were computed or an optimizer stepped."""
         on_instruction, self._count = self._instruction_callback()
@@ -312,6 +342,45 @@ class Tracker:
         self._place(code)
         return candidate
 
+    def watch_calls(self, code: CodeType, loop_id: int, loop: Loop, role: Role) -> WatchedLoop:
+        """Count steps that are begun by calls of the program, not by events of a loop."""
+        watched = WatchedLoop(self, loop_id, code, loop, role)
+        watched.manual = watched.stepped = True
+        self._loops.setdefault(id(watched), []).append(watched)
+        return watched
+
+    def take_over(self, role: Role) -> list[WatchedLoop]:
+        """Count no loop of `role` in the current thread any more, and take back those that it is in."""
+        taken = [a.watched for a in self._stacks.get(get_ident(), ()) if a.watched.role is role]
+        for watched in taken:
+            self.retract(watched)
+        self._manual.add((get_ident(), role))
+        return taken
+
+    def is_manual(self, role: Role) -> bool:
+        """Whether the current thread's steps of `role` are begun by the program."""
+        return bool(self._manual) and (get_ident(), role) in self._manual
+
+    def set_stage(self, stage: str) -> None:
+        """The current thread enters a stage."""
+        thread = get_ident()
+        stack = self._stacks.get(thread)
+        if not stack:
+            self._stages[thread] = stage
+            return
+        activation = stack[-1]
+        if activation.stage != stage:
+            activation.enter_stage(stage)
+            if activation.recorded is not None:
+                activation.recorded.stage = stage
+            elif not activation.waiting:
+                self._record(activation, activation.n, "stage")
+
+    def stage(self) -> str:
+        """The stage that the current thread is in."""
+        stack = self._stacks.get(get_ident())
+        return stack[-1].stage if stack else self._stages.get(get_ident(), "init")
+
     def find(self, code: CodeType, loop: Loop) -> WatchedLoop | Candidate | None:
         """What watches a loop of `code`, if anything does."""
         return next((each for each in self._loops.get(id(code), ()) if each.loop.start == loop.start), None)
@@ -319,7 +388,7 @@ class Tracker:
     def forget_candidates(self) -> None:
         """Watch loops that are only candidates no longer."""
         for loops in self._loops.values():
-            candidates = [each for each in loops if isinstance(each, Candidate)]
+            candidates = [each for each in loops if isinstance(each, Candidate) and not each.on_exit]
             if candidates:
                 loops[:] = [each for each in loops if each not in candidates]
                 self._place(candidates[0].code)
@@ -365,11 +434,12 @@ class Tracker:
         loops = self._loops[id(candidate.code)]
         watched = WatchedLoop(self, loop_id, candidate.code, candidate.loop, role)
         loops[loops.index(candidate)] = watched
+        watched.on_exit = candidate.on_exit
         counter = watched.counter
         for begin, body, end in candidate.history:
             counter.count += 1
             watched.counted += 1
-            self.sink.step_times(loop_id, counter.code, counter.count, begin, body, end)
+            self.sink.step_times(loop_id, step_code(role, watched.stage), counter.count, begin, body, end)
             if self.tells_decisions:
                 self.sink.decided(role, counter.count, None)
         counter.next = counter.sampler.next_after(counter.count)
@@ -449,8 +519,9 @@ class Tracker:
                     if activation.recorded is not None:
                         activation.recorded.n -= watched.counted
         counter.next = counter.sampler.next_after(counter.count)
-        self._loops[id(watched.code)].remove(watched)
-        self._place(watched.code)
+        if not watched.manual:
+            self._loops[id(watched.code)].remove(watched)
+            self._place(watched.code)
 
     def close(self) -> None:
         """End what is open, as if every loop were left now."""
@@ -553,8 +624,11 @@ class Tracker:
         self._rare += 1
         activation = _Activation(watched, frame, get_ident(), now)
         watched.active[frame] = activation
-        if watched.role is Role.TRAIN and self.is_counting(Role.TRAIN):
-            activation.passive = True  # the outermost training loop is the one whose iterations are steps
+        if not watched.manual and (
+            self.is_manual(watched.role) or (watched.role is Role.TRAIN and self.is_counting(Role.TRAIN))
+        ):
+            # The program begins its steps itself, or the outermost training loop is the one that is counted.
+            activation.passive = True
             activation.waiting = False
             return activation
         self._push(activation)
@@ -570,7 +644,7 @@ class Tracker:
             return
         if not activation.waiting:
             watched = activation.watched
-            self.sink.step_times(watched.id, watched.counter.code, activation.n, activation.begin, activation.body, now)
+            self.sink.step_times(watched.id, activation.code, activation.n, activation.begin, activation.body, now)
             if activation.recorded is not None:
                 self.end_recorded(activation, now)
         self._remove([activation])
@@ -639,7 +713,8 @@ class Tracker:
 
     def _record(self, activation: _Activation, n: int, reason: str) -> None:
         watched = activation.watched
-        step = RecordedStep(watched.role, n, watched.id, reason, activation.begin, activation.thread)
+        step = RecordedStep(watched.role, n, watched.id, reason, activation.stage, activation.begin, activation.thread)
+        step.body = activation.body
         activation.recorded = step
         self.sink.start(step)
 

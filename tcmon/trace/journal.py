@@ -17,11 +17,18 @@ from operator import gt
 from pathlib import Path
 from typing import NamedTuple
 
+from tcmon.control import STAGES
+
 _ROW = struct.Struct("6q")  # in the machine's byte order, so that a column is a slice of the memory
-_COLUMNS = ("loop", "role", "begin", "wait", "end", "n")
+_COLUMNS = ("loop", "code", "begin", "wait", "end", "n")
 _ROWS = 2048
 _SPARE_ROWS = 256
 ROLES = ("train", "eval")
+
+
+def role_and_stage(code: int) -> tuple[str, str]:
+    """The role and stage of a step, which the journal holds as one number."""
+    return ROLES[code % len(ROLES)], STAGES[code // len(ROLES)]
 
 
 class StepTimes(NamedTuple):
@@ -36,10 +43,10 @@ class StepTimes(NamedTuple):
 
 
 class Columns(NamedTuple):
-    """Rows of a journal, column by column; roles as numbers."""
+    """Rows of a journal, column by column; role and stage as one number."""
 
     loop: list[int]
-    role: list[int]
+    code: list[int]
     begin: list[int]
     wait: list[int]
     end: list[int]
@@ -49,7 +56,7 @@ class Columns(NamedTuple):
 class StepJournal:
     """Appends the times of steps; `full` is called when there is room for no more, and must call `take`.
 
-    `add(loop, role, n, begin, body, end)` stores one step, `begin`, `body` and `end` as `perf_counter_ns`.
+    `add(loop, code, n, begin, body, end)` stores one step, `begin`, `body` and `end` as `perf_counter_ns`.
     """
 
     def __init__(self, path: Path, origin: int, full: Callable[[], None]) -> None:
@@ -86,7 +93,7 @@ def _sound(columns: Columns) -> Columns:
         # A clock that was set back, by a library for tests.
         columns = Columns(*([max(0, value) for value in column] for column in columns))
         columns.end[:] = map(max, columns.wait, columns.end)
-    last = {key: i for i, key in enumerate(zip(columns.role, columns.n, strict=True))}
+    last = {key: i for i, key in enumerate(zip(columns.code, columns.n, strict=True))}
     if len(last) < len(columns.n):
         # A signal's handler raised when the step was just stored, and it was stored again as the loop was left.
         columns = Columns(*([column[i] for i in last.values()] for column in columns))
@@ -102,11 +109,11 @@ def _adder(
     size = _ROW.size * _ROWS
     used = 0
 
-    def add(loop: int, role: int, n: int, begin: int, body: int, end: int) -> None:
+    def add(loop: int, code: int, n: int, begin: int, body: int, end: int) -> None:
         nonlocal used
         with lock:
             # The step number is written last.
-            pack(buffer, used, loop, role, begin - origin, body - begin, end - begin, n)
+            pack(buffer, used, loop, code, begin - origin, body - begin, end - begin, n)
             used += row
         if used >= size:
             full()
@@ -135,9 +142,9 @@ def read_journal(path: Path) -> list[StepTimes]:
 def _rows(data: bytes | bytearray) -> list[StepTimes]:
     whole = len(data) - len(data) % _ROW.size
     return [
-        StepTimes(ROLES[role], loop, n, max(0, begin), max(0, wait), max(0, wait, end))
-        for loop, role, begin, wait, end, n in _ROW.iter_unpack(data[:whole])
-        if n > 0 and role in (0, 1) and loop > 0
+        StepTimes(role_and_stage(code)[0], loop, n, max(0, begin), max(0, wait), max(0, wait, end))
+        for loop, code, begin, wait, end, n in _ROW.iter_unpack(data[:whole])
+        if n > 0 and 0 <= code < len(ROLES) * len(STAGES) and loop > 0
     ]
 
 

@@ -82,6 +82,7 @@ class Steps:
     """
 
     role: str
+    stage: str
     loop: int
     first: int
     begin: Sequence[int]
@@ -286,6 +287,7 @@ def _steps(obj: Object) -> Steps:
         raise Damaged("a step waited longer than it took")
     return Steps(
         fields.choice(obj, "role", ROLES),
+        fields.text(obj, "stage"),
         fields.number(obj, "loop"),
         fields.number(obj, "first", low=1),
         begin,

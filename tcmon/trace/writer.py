@@ -16,7 +16,7 @@ from typing import Any
 
 import orjson
 
-from tcmon.trace.journal import ROLES, Columns
+from tcmon.trace.journal import Columns, role_and_stage
 
 
 class TraceWriter:
@@ -89,11 +89,11 @@ def _encodable(value: Any) -> Any:
 
 
 def steps_records(rows: Columns) -> Iterator[dict[str, Any]]:
-    """`rows` as the trace's columns: one record for each run of consecutive steps of one loop."""
-    for loop in dict.fromkeys(rows.loop):
+    """`rows` as the trace's columns: a record for each run of consecutive steps of one loop and stage."""
+    for loop, code in dict.fromkeys(zip(rows.loop, rows.code, strict=True)):
         chosen = rows
-        if rows.loop.count(loop) < len(rows.loop):
-            of_loop = [each == loop for each in rows.loop]
+        if rows.loop.count(loop) < len(rows.loop) or rows.code.count(code) < len(rows.code):
+            of_loop = [each == (loop, code) for each in zip(rows.loop, rows.code, strict=True)]
             chosen = Columns(*(list(compress(column, of_loop)) for column in rows))
         numbers = chosen.n
         breaks: list[int] = []
@@ -101,9 +101,11 @@ def steps_records(rows: Columns) -> Iterator[dict[str, Any]]:
             breaks = [i for i, (n, following) in enumerate(pairwise(numbers), 1) if following != n + 1]
         for low, high in pairwise([0, *breaks, len(numbers)]):
             begin = chosen.begin[low:high]
+            role, stage = role_and_stage(code)
             yield {
                 "kind": "steps",
-                "role": ROLES[chosen.role[low]],
+                "role": role,
+                "stage": stage,
                 "loop": loop,
                 "first": numbers[low],
                 "begin": [begin[0], *map(sub, begin[1:], begin)],
