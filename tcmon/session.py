@@ -35,6 +35,7 @@ from tcmon.steps.confirmation import Confirmation
 from tcmon.steps.discovery import Discovery
 from tcmon.steps.evaluation import Evaluation
 from tcmon.steps.manual import Manual
+from tcmon.steps.named import NamedLoop, NamedLoops
 from tcmon.steps.sampler import Interval
 from tcmon.steps.tracker import RecordedStep, Tracker
 from tcmon.trace.journal import StepJournal
@@ -53,7 +54,9 @@ class Options:
 
     Step n of training is recorded when `n < warmup` or `(n - warmup) % interval == 0`; evaluation steps are counted
     apart, under the same rule with `eval_interval` and `eval_warmup` (None: as for training). `out` is the run
-    directory, None for a new one under `tcmon-runs`. Raises `ValueError` or `TypeError` naming argument and value.
+    directory, None for a new one under `tcmon-runs`. `train_loop` and `eval_loop` name a loop as "FILE:LINE" (the line
+    of its `for` or `while`) in the place of those that would be found. Raises `ValueError` or `TypeError` naming
+    argument and value.
     """
 
     interval: int = 20
@@ -62,6 +65,8 @@ class Options:
     eval_warmup: int | None = None
     record: tuple[str, ...] = ("calls",)
     out: Path | None = None
+    train_loop: str | None = None
+    eval_loop: str | None = None
 
     def __post_init__(self) -> None:
         for name, least in (("interval", 1), ("warmup", 0), ("eval_interval", 1), ("eval_warmup", 0)):
@@ -84,6 +89,11 @@ class Options:
             self.interval if self.eval_interval is None else self.eval_interval,
             self.warmup if self.eval_warmup is None else self.eval_warmup,
         )
+
+    def named_loops(self) -> tuple[NamedLoop, ...]:
+        """The loops that are named by hand; raises `TcmonError` if one of them is none."""
+        named = ((Role.TRAIN, self.train_loop), (Role.EVAL, self.eval_loop))
+        return tuple(NamedLoop(role, place) for role, place in named if place is not None)
 
     def as_record(self) -> dict[str, Any]:
         training, evaluation = self.sampler(Role.TRAIN), self.sampler(Role.EVAL)
@@ -110,6 +120,7 @@ class Session:
 
     def __init__(self, options: Options, *, command: Sequence[str], script: str) -> None:
         self.options = options
+        named_loops = options.named_loops()
         self.run_dir = _make_run_directory(options.out, script)
         self._pid = os.getpid()
         self._origin = perf_counter_ns()
@@ -144,9 +155,18 @@ class Session:
         codebase = Codebase()
         evaluation = Evaluation(tracking, self._tracker, codebase, self._loop_found)
         self._confirmation = Confirmation(self._tracker, codebase, self._loop_found, self._loop_retracted)
+        named = NamedLoops(named_loops, codebase)
         manual = Manual(self._tracker, codebase, self._loop_found, self._loop_retracted)
         self._discovery = Discovery(
-            tracking, self._tracker, codebase, self._confirmation, evaluation, manual, self._loop_found, self._failed
+            tracking,
+            self._tracker,
+            codebase,
+            self._confirmation,
+            evaluation,
+            manual,
+            named,
+            self._loop_found,
+            self._failed,
         )
         _sessions.add(self)
         # Callbacks that outlive the modules they use would be heard of at the end of the interpreter.

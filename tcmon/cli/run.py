@@ -78,6 +78,8 @@ def _recordable(context: Context, option: Parameter, value: str) -> tuple[str, .
     callback=_at_least(0),
     help="--warmup for evaluation steps.  [default: the same]",
 )
+@click.option("--train-loop", metavar="FILE:LINE", help="The training loop, by the line of its for or while.")
+@click.option("--eval-loop", metavar="FILE:LINE", help="The evaluation loop, likewise.")
 @click.option(
     "--record",
     metavar="LIST",

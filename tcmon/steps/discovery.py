@@ -21,6 +21,7 @@ from tcmon.steps.codebase import Codebase, is_own
 from tcmon.steps.confirmation import Confirmation
 from tcmon.steps.evaluation import Evaluation, computes_loss
 from tcmon.steps.manual import Manual
+from tcmon.steps.named import NamedLoops
 from tcmon.steps.tracker import Tracker
 
 _GRAD_MODE = "autograd/grad_mode.py"
@@ -43,12 +44,15 @@ class Discovery:
         confirmation: Confirmation,
         evaluation: Evaluation,
         manual: Manual,
+        named: NamedLoops,
         found: Callable[[CodeType, Proposal, str], int],
         failed: Callable[[BaseException], None],
     ) -> None:
         self._tracker = tracker
         self._codebase = codebase
         self._evaluation = evaluation
+        self._named = named
+        tracker.only_named(named.roles)
         self._signals: dict[str, tuple[str, Callable[[FrameType], Any]]] = {
             "Optimizer.profile_hook_step.<locals>.wrapper": ("optim/optimizer.py", confirmation.on_step),
             "backward": ("autograd/__init__.py", confirmation.on_backward),
@@ -82,6 +86,9 @@ class Discovery:
             if called is not None:
                 return called[1](sys._getframe(1))
             self.seen += 1
+            for name, loop in self._named.in_code(code):
+                proposal = Proposal(loop, name.role, (f"--{name.role}-loop {name.place}",))
+                self._tracker.watch(code, [(self._found(code, proposal, "manual"), loop, name.role)], manual=True)
             if is_telling(code) or self._codebase.is_torch(code.co_filename):
                 # Another thread that runs the code meanwhile waits, or its first iterations would be missed.
                 with self._lock:
@@ -122,7 +129,7 @@ class Discovery:
         return called(frame)
 
     def _watch(self, code: CodeType, proposals: list[Proposal]) -> None:
-        chosen = [p for p in proposals if self._tracker.find(code, p.loop) is None]
+        chosen = [p for p in proposals if self._tracker.find(code, p.loop) is None and p.role not in self._named.roles]
         if chosen:
             self._tracker.watch(code, [(self._found(code, p, "static"), p.loop, p.role) for p in chosen])
 
@@ -155,6 +162,5 @@ class _Loose:
 
     def __call__(self, frame: FrameType) -> Any:
         self._patience -= 1
-        if self._tracker.is_counting(Role.TRAIN) or self._adopt(self._reason, frame.f_back) or self._patience <= 0:
-            return DISABLE
-        return None
+        known = self._tracker.is_manual(Role.TRAIN) or self._tracker.is_counting(Role.TRAIN)
+        return DISABLE if known or self._adopt(self._reason, frame.f_back) or self._patience <= 0 else None

@@ -316,6 +316,7 @@ class Tracker:
         self.entered: Callable[[WatchedLoop], None] = lambda _: None
         """Called when a training loop is entered."""
         self._manual: set[tuple[int, Role]] = set()
+        self._named: frozenset[Role] = frozenset()
         self._stages: dict[int, str] = {}
         self.trained = 0
         """How often gradients were computed or an optimizer stepped."""
@@ -328,9 +329,13 @@ class Tracker:
 
     # Watching
 
-    def watch(self, code: CodeType, loops: Iterable[tuple[int, Loop, Role]]) -> list[WatchedLoop]:
-        """Count the iterations of loops of `code`, given with their ids, from now on."""
+    def watch(
+        self, code: CodeType, loops: Iterable[tuple[int, Loop, Role]], *, manual: bool = False
+    ) -> list[WatchedLoop]:
+        """Count the iterations of loops of `code`, given with their ids, from now on; `manual`: whatever is found."""
         added = [WatchedLoop(self, loop_id, code, loop, role) for loop_id, loop, role in loops]
+        for watched in added:
+            watched.manual = watched.stepped = manual
         self._loops.setdefault(id(code), []).extend(added)
         self._place(code)
         return added
@@ -358,8 +363,12 @@ class Tracker:
         return taken
 
     def is_manual(self, role: Role) -> bool:
-        """Whether the current thread's steps of `role` are begun by the program."""
-        return bool(self._manual) and (get_ident(), role) in self._manual
+        """Whether the steps of `role` in the current thread are those that the user or the program says."""
+        return role in self._named or (bool(self._manual) and (get_ident(), role) in self._manual)
+
+    def only_named(self, roles: frozenset[Role]) -> None:
+        """Count no loops of `roles` but those that are watched as `manual`."""
+        self._named = roles
 
     def set_stage(self, stage: str) -> None:
         """The current thread enters a stage."""
