@@ -40,6 +40,7 @@ def test_the_object_has_the_documented_parts(tmp_path: Path) -> None:
         "p95_ms": 49 / MS,
         "max_ms": 50 / MS,
         "data_wait_share": 0.1,
+        "without_evaluation": None,
     }
     assert found["run"]["directory"] == str(tmp_path)
     assert found["run"]["trace"] == str(tmp_path / f"trace-{PID}.jsonl")
@@ -75,6 +76,7 @@ def test_what_cannot_be_known_is_null(tmp_path: Path) -> None:
         "p95_ms": None,
         "max_ms": None,
         "data_wait_share": None,
+        "without_evaluation": None,
     }
     assert found["steps"].keys() == {"train", "eval"}
     run, overhead = found["run"], found["overhead"]

@@ -103,6 +103,19 @@ def _role(each: StepSummary) -> Json:
         "p95_ms": _ms(each.p95_ns),
         "max_ms": _ms(each.max_ns),
         "data_wait_share": each.data_wait_share,
+        "without_evaluation": _without_evaluation(each),
+    }
+
+
+def _without_evaluation(steps: StepSummary) -> Json:
+    own = steps.without_evaluation
+    if own is None:
+        return None
+    return {
+        "p50_ms": _ms(own.p50_ns),
+        "p95_ms": _ms(own.p95_ns),
+        "max_ms": _ms(own.max_ns),
+        "evaluation_ms": _ms(own.evaluation_ns),
     }
 
 

@@ -1,10 +1,11 @@
 """The times of every step of a run, and the figures that come from them."""
 
 from array import array
+from bisect import bisect_left
 from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from heapq import merge
-from itertools import islice, pairwise
+from itertools import accumulate, islice, pairwise
 from operator import le
 from statistics import median
 
@@ -113,6 +114,22 @@ class StepLog:
                 covered += end - max(begin, until)
                 until = end
         return covered
+
+
+def evaluated_within(training: Iterable[Series], evaluation: Iterable[Series]) -> list[tuple[int, int]]:
+    """Of each training step, in no particular order, how long it took and how much of that was evaluation steps.
+
+    An evaluation step belongs to the training step that holds it in time.
+    """
+    inner = sorted(pair for each in evaluation for pair in zip(each.begins, each.durations, strict=True))
+    begins = [begin for begin, _ in inner]
+    sums = [0, *accumulate(duration for _, duration in inner)]
+    found = []
+    for each in training:
+        for begin, duration in zip(each.begins, each.durations, strict=True):
+            held = sums[bisect_left(begins, begin + duration)] - sums[bisect_left(begins, begin)]
+            found.append((duration, min(held, duration)))
+    return found
 
 
 def quantile(ordered: Sequence[int], share: float) -> float:

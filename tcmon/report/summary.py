@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Final
 
 from tcmon.report.state import State, state_of
-from tcmon.report.steptimes import Comparison, Slice, StepLog, compare_recorded, profile, quantile
+from tcmon.report.steptimes import Comparison, Slice, StepLog, compare_recorded, evaluated_within, profile, quantile
 from tcmon.trace.calltree import FunctionTimes, add_calls, lost_function
 from tcmon.trace.journal import StepTimes
 from tcmon.trace.reader import PendingCalls, Process, Reading, Run
@@ -50,12 +50,23 @@ class LoopSummary:
 
 
 @dataclass(frozen=True, slots=True)
+class WithoutEvaluation:
+    """Training steps less the evaluation steps within them; `evaluation_ns` is what these took together."""
+
+    p50_ns: float
+    p95_ns: float
+    max_ns: int
+    evaluation_ns: int
+
+
+@dataclass(frozen=True, slots=True)
 class StepSummary:
     """The steps of one role in one process; times are in nanoseconds, None where there was no step.
 
     `p50_ns`, `p95_ns` and `max_ns` are over all steps, recorded or not, the slow first ones included.
     `data_wait_share` is the part of all steps' time in which they waited for data. `compared`
     sets recorded steps against the unrecorded ones around them (see `steptimes.compare_recorded`).
+    `without_evaluation` is None unless evaluation steps ran within these.
     """
 
     role: str
@@ -67,6 +78,7 @@ class StepSummary:
     max_ns: int | None
     data_wait_share: float | None
     compared: Comparison | None
+    without_evaluation: WithoutEvaluation | None
     profile: tuple[Slice, ...]
 
 
@@ -274,8 +286,20 @@ class _Gathering:
             max_ns=ordered[-1] if ordered else None,
             data_wait_share=_share(sum(series.waited_ns for series, _ in loops), total_ns),
             compared=compare_recorded(loops),
+            without_evaluation=self._without_evaluation() if role == "train" else None,
             profile=profile(loops, PROFILE_SLICES),
         )
+
+    def _without_evaluation(self) -> WithoutEvaluation | None:
+        training, evaluation = ([series for series, _ in self._steps.of_role(role)] for role in ("train", "eval"))
+        if not evaluation:
+            return None
+        steps = evaluated_within(training, evaluation)
+        evaluation_ns = sum(held for _, held in steps)
+        if not evaluation_ns:
+            return None
+        own = sorted(duration - held for duration, held in steps)
+        return WithoutEvaluation(quantile(own, 0.50), quantile(own, 0.95), own[-1], evaluation_ns)
 
     def _top(self, count: int) -> tuple[FunctionSummary, ...]:
         every = ((role, id_, time) for role, times in self._times.items() for id_, time in times.items())

@@ -107,6 +107,10 @@ class _Page:
                 wording.duration(each.max_ns),
                 wording.share(each.data_wait_share),
             )
+            own = each.without_evaluation
+            if own is not None:
+                times = (wording.duration(each) for each in (own.p50_ns, own.p95_ns, own.max_ns))
+                rows.add_row("  less eval", "", "", *times, "")
         yield rows
 
     def course(self) -> Iterator[RenderableType]:
