@@ -14,7 +14,7 @@ import nothing while the program runs: it would get the program's modules.
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
-from importlib.machinery import BuiltinImporter, FrozenImporter, PathFinder
+from importlib.machinery import BuiltinImporter, FrozenImporter, ModuleSpec, PathFinder
 from itertools import takewhile
 from types import ModuleType
 
@@ -40,7 +40,10 @@ class Namesakes:
     def aside(self) -> Iterator[None]:
         """Give tcmon its own modules and import path back for as long as the block lasts."""
         now = dict(sys.modules)  # a copy: daemon threads may import meanwhile
-        loaded = {_top(name) for name, module in now.items() if module is not self._before.get(name)}
+        # By exact type: what the program put there as a name, or as a module, may be anything, and is not asked.
+        loaded = {
+            _top(name) for name, module in now.items() if type(name) is str and module is not self._before.get(name)
+        }
         hidden = _take_out({name for name in loaded - {"__main__"} if self._is_from_folder(name)})
         sys.modules.update(self._parked)
         program_path, sys.path = sys.path, list(self._path)
@@ -68,7 +71,11 @@ class Namesakes:
 
 
 def _origin_of(name: str) -> str | None:
-    return getattr(getattr(sys.modules.get(name), "__spec__", None), "origin", None)
+    module = sys.modules.get(name)
+    if not issubclass(type(module), ModuleType):
+        return None
+    spec = vars(ModuleType)["__dict__"].__get__(module).get("__spec__")
+    return spec.origin if type(spec) is ModuleSpec else None
 
 
 def _top(name: str) -> str:
@@ -76,4 +83,4 @@ def _top(name: str) -> str:
 
 
 def _take_out(tops: set[str]) -> dict[str, ModuleType]:
-    return {name: sys.modules.pop(name) for name in list(sys.modules) if _top(name) in tops}
+    return {name: sys.modules.pop(name) for name in list(sys.modules) if type(name) is str and _top(name) in tops}

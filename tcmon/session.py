@@ -346,9 +346,9 @@ class Session:
         return {
             "kind": "overhead",
             "callbacks": self._tracker.callbacks,
-            "callback_ns": self._tracker.callback_ns + self._switch_ns,
+            "callback_ns": max(0, self._tracker.callback_ns + self._switch_ns),
             "dispatch_ns": round(self._tracker.callbacks * self._dispatch_ns),
-            "write_ns": self._write_ns,
+            "write_ns": max(0, self._write_ns),
             "events": self._calls.events,
             "bytes": self._trace.bytes,
         }

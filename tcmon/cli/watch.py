@@ -7,21 +7,20 @@ import sys
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, NoReturn
 
+from tcmon.log import log, warn
 from tcmon.program import Outcome, Program
 
 if TYPE_CHECKING:
     from tcmon.session import Options, Session
-
-_logger = logging.getLogger("tcmon")
 
 
 def log_to_stderr(level: str) -> None:
     """Show tcmon's own log from `level` up, apart from the program's logging."""
     handler = logging.StreamHandler()
     handler.setFormatter(_Line())
-    _logger.addHandler(handler)
-    _logger.setLevel(level.upper())
-    _logger.propagate = False
+    log.addHandler(handler)
+    log.setLevel(level.upper())
+    log.propagate = False
 
 
 class _Line(logging.Formatter):
@@ -75,17 +74,18 @@ class _End:
     def __call__(self) -> None:
         if os.getpid() != self._pid:
             return  # a fork: the session is its parent's
-        with self._program.aside():
-            self._attempt(self._finish, "the trace may lack its end")
-            if not self._quiet:
-                self._attempt(self._summarise, "there is no summary")
+        # Each by itself: what keeps tcmon's own modules from being put back doesn't keep the trace from its end.
+        self._attempt(self._finish, "the trace may lack its end")
+        if not self._quiet:
+            self._attempt(self._summarise, "there is no summary")
 
     def _attempt(self, action: Callable[[], None], without: str) -> None:
         try:
-            action()
+            with self._program.aside():
+                action()
         except (Exception, KeyboardInterrupt) as error:
             why = " ".join(f"{type(error).__name__} {error}".split())
-            _logger.warning("%s: %s (trace: %s)", without, why, self._session.run_dir)
+            warn(f"{without}: {why} (trace: {self._session.run_dir})", error)
 
     def _finish(self) -> None:
         self._session.finish(reason=self.outcome.reason, exit_code=self.outcome.exit_code)

@@ -16,6 +16,8 @@ from types import CodeType, FrameType
 from typing import Any
 
 from tcmon.analysis.roles import Proposal, Role, RoleFinder, is_telling
+from tcmon.log import warn
+from tcmon.monitoring.interruptions import is_interruption
 from tcmon.monitoring.tool import DISABLE, Tool, events
 from tcmon.steps.codebase import Codebase, is_own
 from tcmon.steps.confirmation import Confirmation
@@ -71,6 +73,7 @@ class Discovery:
         for code, called in manual.signals():
             self._called[id(code)] = (code, called)
         self._analysed: dict[int, CodeType] = {}
+        self._odd = False
         self._lock = threading.Lock()
         self.seen = 0
         tool.on(events.PY_START, self._on_start)
@@ -105,14 +108,30 @@ class Discovery:
             return self._look_for_signal(code, frame)
         if is_own(code.co_filename) or id(code) in self._analysed or not is_telling(code):
             return DISABLE
-        finder = RoleFinder(code, lambda: self._codebase.source(code.co_filename))
-        self._watch(code, finder.proposals)
+        try:
+            finder = RoleFinder(code, lambda: self._codebase.source(code.co_filename))
+            proposals, loose_signs = finder.proposals, finder.loose_signs
+        except Exception as error:
+            self._not_analysed(code, error)
+            # The program may be deep in a recursion now, and less deep another time.
+            return None if isinstance(error, RecursionError) else DISABLE
+        self._watch(code, proposals)
         self._analysed[id(code)] = code
-        if not finder.loose_signs:
+        if not loose_signs:
             return DISABLE
-        _, call = finder.loose_signs[0]
+        _, call = loose_signs[0]
         reason = f"calls {code.co_qualname}() -> {call} ({Path(code.co_filename).name}:{call.line})"
         return self._from_now_on(code, frame, _Loose(self._tracker, self._adopt_caller, reason))
+
+    def _not_analysed(self, code: CodeType, error: Exception) -> None:
+        """Whatever is odd about one code object, others can be analysed; the first one is told of."""
+        if is_interruption(error):
+            raise error
+        if not self._odd:
+            where = f"{code.co_qualname} ({code.co_filename}:{code.co_firstlineno})"
+            why = f"{type(error).__name__}: {error}"
+            warn(f"can't analyse the loops of {where}: {why}; its steps may not be counted", error)
+        self._odd = True
 
     def _look_for_signal(self, code: CodeType, frame: FrameType) -> Any:
         signal = self._signals.get(code.co_qualname)
