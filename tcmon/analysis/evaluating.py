@@ -12,7 +12,7 @@ from functools import cached_property
 
 from tcmon.analysis import evidence
 from tcmon.analysis.evidence import Thing
-from tcmon.analysis.expressions import Attribute, Call, Element, Expr, Name, names_in, path
+from tcmon.analysis.expressions import Attribute, Call, Element, Expr, Name, ends_in, path
 from tcmon.analysis.loops import Loop, LoopKind
 from tcmon.analysis.scopes import Scope
 from tcmon.analysis.training import Training
@@ -77,7 +77,10 @@ class Evaluation:
             return ()
         within_training = any(outer in self._trained for outer in self._forest.around(index))
         measured = self._measures(own, loop, index)
-        named = over is not None and bool(by_function or quiet or batches or measured)
+        counted = (
+            self._is_over_numbers(index) and not batches and over is not None and not evidence.counts_evaluation(over)
+        )
+        named = over is not None and not counted and bool(by_function or quiet or batches or measured)
         confirmed = bool(quiet or measured) or not (by_function or "").startswith("test_")
         called = (
             by_function is not None
@@ -93,6 +96,13 @@ class Evaluation:
         if over is not None:
             reasons.append(f"over {over}")
         return (*reasons, *([quiet] if quiet else []), asked)
+
+    def _is_over_numbers(self, index: int) -> bool:
+        at = self._training.iterator_at(index)
+        expr = self._reading.iterators[at] if at is not None else None
+        while isinstance(expr, Call) and expr.args and expr.name in _WRAPPERS - {"range"}:
+            expr = expr.args[0]
+        return isinstance(expr, Call) and expr.path == ("range",)
 
     def _signs_in(self, loop: Loop) -> set[evidence.Sign]:
         return {t.sign for traces in self._training.signs.values() for t in traces if t.offset in loop.body}
@@ -158,9 +168,7 @@ class Evaluation:
 
     def _names_behind(self, expr: Expr, depth: int = _DEPTH) -> Iterator[str]:
         """The names in an expression, and those from which its variables were taken."""
-        for name in names_in(expr):
-            if name not in _WRAPPERS:
-                yield name
+        yield from (name for name in ends_in(expr) if name not in _WRAPPERS)
         if depth:
             variable = self._variable(expr)
             if variable is not None:
@@ -224,6 +232,11 @@ class Evaluation:
         if call.name in ("act", "get_action", "get_value", "encode", "select_action", "compute_loss", "loss"):
             return call.receiver is not None and evidence.names_model(call.receiver)
         return call.path == ("self",)
+
+    @cached_property
+    def _modules(self) -> frozenset[tuple[str, ...]]:
+        """Dotted names of what is switched to evaluation, or has parameters: modules, whatever their names."""
+        return frozenset(call.path[:-1] for call in self._reading.calls if call.name in ("eval", "parameters"))
 
     @cached_property
     def asking(self) -> str | None:

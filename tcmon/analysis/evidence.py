@@ -77,24 +77,30 @@ _BATCHES = re.compile(
 )
 _COUNTS = re.compile(r"size|^(n|num|max|total)_|(^|_)(bs|idx|index|count|num|len|max)$")
 _LOOKING = re.compile(
-    r"profil|bench|speed|flops|latenc|memory|check|salien|attrib|fisher|influence|attack|perturb|advers|(^|_)cam(_|$)|importance"
+    r"profil|bench|measur|(^|_)perf|(^|_)timeit|speed|flops|latenc|memory|check|salien|attrib|fisher|influence|attack|perturb|advers|(^|_)cam(_|$)|importance"
     r"|sensitiv|integrated_grad|jacob|hessian|visuali|dream|pgd|fgsm|explain|lipschitz|(^|_)test_"
 )
 _STEPS = re.compile(
     r"timestep|token|(^|_)steps?$|sigmas|layers|blocks|modules|(^|_)sizes$|shapes|configs|prompts?$|models$"
 )
+_PARTS = re.compile(r"(^|_)(train|training)_(step|batch)$|backward|accumulate|compute_grad")
 _ACCUMULATION = re.compile(r"micro_?(batch|step)|accum|(^|_)ga_steps|chunk|sub_?batch|split_batch")
 _SAMPLING = re.compile(r"^log_|^__call__$|^forward$")
 _DRAWS = re.compile(r"(^|_)(get|next|sample|fetch|load|make|draw)_?(\w+_)?(batch|data|minibatch|samples?)")
 _MODELS = re.compile(
     r"(^|_)(model|models|net|network|module|encoder|decoder|generator|discriminator|classifier|backbone|policy|actor"
     r"|critic|ae|vae|gan|cnn|rnn|lstm|mlp|gpt|bert|llm|lm|transformer|predictor|detector|segmentor|unet|resnet|vit|agent"
-    r"|student|regressor|engine|ddp|fc|gnn|gcn|[gq]_?net|net[a-z]|m)(_|\d|$)|model$|net$|model_"
+    r"|student|regressor|engine|ddp|fc|gnn|gcn|[gq]_?net|net[a-z]|m)(_[a-z]{1,2}|_?\d+|_ema|_engine|_ddp|_fn|_func)?$"
+    r"|model$|net$"
+)
+_PREPARING = re.compile(
+    r"^(optimize|load|save|build|make|get|create|prepare|init|compile|freeze|unfreeze|print|wrap|set|setup|update|export"
+    r"|convert|restore|register|reset|define|unwrap|summary)_|^(_)?[A-Z]"
 )
 _METRICS = re.compile(
     r"loss|correct|(^|_)accs?(_|$|\d)|accurac|metric|(^|_)total|score|psnr|ssim|(^|_)err|bleu|perplex|(^|_)ppl|(^|_)mae(_|$)|mse"
-    r"|criterion|cross_entropy|argmax|(^|_)f1|(^|_)auc|(^|_)iou|(^|_)map(_|$)|top1|top5|confusion|(^|_)nll|reward|returns?$|preds?(_|$)"
-    r"|predict|coco|evaluator|meter"
+    r"|criterion|cross_entropy|argmax|(^|_)f1|(^|_)auc|(^|_)iou|(^|_)map(_|$)|top1|top5|confusion|(^|_)nll|reward|returns?$|(?<!noise_)preds?(_|$)"
+    r"|coco|evaluator|meter"
 )
 _INPUTS = re.compile(
     r"(^|_)(x|img|imgs|image|images|input|inputs|adv|delta|perturb\w*|noise|data|latents?|z|x_adv|target)(_|\d|$)"
@@ -105,6 +111,7 @@ _UPDATERS = re.compile(r"scaler|backward|backprop|optimi[sz]e|(^|_)update|(^|_)s
 _KEEPERS = re.compile(
     r"save|checkpoint|ckpt|log|print|resume|restore|load|write|adjust|(^|_)lr(_|$)|sched|anneal|get_|clip"
 )
+_OPTIMIZING = re.compile(r"^(optimi[sz]e|take_step|apply_gradients|step_optimizer)$")
 _STEP_FUNCTIONS = re.compile(
     r"(^|_)(train|training|optimizer|optimize|update|grad)_(step|batch|iter|iteration|minibatch)$|^step_optimizer"
 )
@@ -154,7 +161,7 @@ def call_signs(call: Call, thing: Thing | None) -> tuple[Sign, ...]:
         return (Sign.BACKWARD, Sign.STEP)
     if name in _FOREACH:
         return (Sign.MAYBE_STEP,)
-    if name == "step":
+    if name == "step" or (name.startswith("step_and") and _STEPPERS.search(receiver)):
         if thing is not None:
             return (Sign.STEP,) if thing is Thing.STEPPER else ()
         if not receiver or (_OTHERS.search(receiver) and not _STEPPERS.search(receiver)):
@@ -172,6 +179,8 @@ def call_signs(call: Call, thing: Thing | None) -> tuple[Sign, ...]:
         loss = any(_LOSSES.search(words(n)) for arg in call.arguments() if is_dotted(arg) for n in path(arg)[-1:])
         if loss and _UPDATERS.search(last):
             return (Sign.BACKWARD, Sign.STEP)
+        if _OPTIMIZING.search(last):
+            return (Sign.STEP,)
         if _STEP_FUNCTIONS.search(last):
             return (Sign.BACKWARD, Sign.STEP)
     return ()
@@ -297,6 +306,11 @@ def names_evaluation(name: str) -> bool:
     return _EVALUATION.search(words(name)) is not None
 
 
+def counts_evaluation(name: str) -> bool:
+    """Whether a number is named like that of evaluation steps: `eval_iters`, `num_test_batches`."""
+    return re.match(rf"((num|n|max|total)_)?({_EVALUATION_WORDS})(_|$)", words(name)) is not None
+
+
 def names_training(name: str) -> bool:
     """Whether a function or variable is named for training: `train_loader`."""
     return _TRAINING.search(words(name)) is not None
@@ -315,6 +329,11 @@ def names_sampling(name: str) -> bool:
 def names_passing_look(name: str) -> bool:
     """Whether a function computes gradients for another purpose than training: `profile`, `fisher_information`."""
     return _LOOKING.search(words(name)) is not None
+
+
+def names_part_of_step(name: str) -> bool:
+    """Whether a function is named like a part of one training step: `train_step`, `forward_backward`."""
+    return _PARTS.search(words(name)) is not None
 
 
 def names_accumulation(name: str) -> bool:
@@ -338,8 +357,8 @@ def draws_batch(name: str) -> bool:
 
 
 def names_model(name: str) -> bool:
-    """Whether a variable is named like a model."""
-    return _MODELS.search(words(name)) is not None
+    """Whether what is called is named like a model."""
+    return _MODELS.search(words(name)) is not None and _PREPARING.search(name) is None
 
 
 def names_metric(name: str) -> bool:

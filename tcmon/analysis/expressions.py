@@ -242,3 +242,20 @@ def names_in(expr: Expr) -> Iterator[str]:
             yield part.id
         elif isinstance(part, Attribute | Module):
             yield part.name
+
+
+def ends_in(expr: Expr) -> Iterator[str]:
+    """The last names of the dotted names in an expression, and of a method's object: `a.val.items()` is over `val`."""
+    if isinstance(expr, Attribute):
+        yield expr.name
+        return
+    if isinstance(expr, Call) and isinstance(expr.function, Attribute):
+        yield expr.function.name
+        yield from ends_in(expr.function.value)
+        for argument in expr.arguments():
+            yield from ends_in(argument)
+        return
+    if isinstance(expr, Name):
+        yield expr.id
+    for part in expr.parts():
+        yield from ends_in(part)

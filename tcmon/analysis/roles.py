@@ -150,8 +150,8 @@ class RoleFinder:
             if training.reads_gradients(index) or evidence.names_passing_look(name):
                 self._inner[index] = "computes gradients only to look at them"
             elif training.comes_through_test(index):
-                self._inner[index] = "calls tests"
-            elif training.goes_over_parts(index):
+                self._inner[index] = "computes gradients in tests and measurements"
+            elif training.goes_over_parts(index) or evidence.names_part_of_step(name):
                 self._inner[index] = "accumulates gradients for a step that is made elsewhere"
             elif evidence.names_evaluation(name):
                 self._inner[index] = f"computes gradients, but in {name}() and without a step"

@@ -28,6 +28,8 @@ class Trace:
     """The name of what is stepped."""
     via: tuple[str, ...] = ()
     """The functions that are called on the way."""
+    in_loop: bool = False
+    """Whether it stands in a loop of a function on the way, which accumulates gradients."""
 
     def __str__(self) -> str:
         return " -> ".join((*(f"{name}()" for name in self.via), self.what))
@@ -229,7 +231,8 @@ class Training:
         """Loops that compute gradients and step nothing, where none of this code steps: the outermost."""
         if self._with(Sign.STEP) or self._loose(Sign.STEP):
             return frozenset()
-        backward = self._with(Sign.BACKWARD)
+        own = {i: [t for t in traces if t.sign is Sign.BACKWARD and not t.in_loop] for i, traces in self.signs.items()}
+        backward = {i for i, traces in own.items() if i is not None and traces}
         return frozenset(i for i in backward if not any(outer in backward for outer in self.forest.around(i)[1:]))
 
     @cached_property
@@ -248,17 +251,29 @@ class Training:
     @cached_property
     def for_caller(self) -> list[Trace]:
         """Signs that count for a loop around a call of this code."""
-        if self.is_complete_in_itself:
+        if self.is_complete_in_itself or self._only_looks:
             return []
         traces = list(self.signs.get(None, []))
         seen = {trace.sign for trace in traces}
         for index in sorted(self._with(Sign.BACKWARD) - self.stepping):
-            traces += [t for t in self.signs[index] if t.sign is Sign.BACKWARD and t.sign not in seen]
+            within_loop = [replace(t, in_loop=True) for t in self.signs[index] if t.sign is Sign.BACKWARD]
+            traces += [t for t in within_loop if t.sign not in seen]
         return traces
 
+    @property
+    def _only_looks(self) -> bool:
+        """Whether gradients are computed here for something else than a step: to attack, to measure."""
+        if self._with(Sign.STEP) or self._loose(Sign.STEP):
+            return False
+        moved = any(evidence.moves_by_sign(call) for call in self._reading.calls)
+        return moved or evidence.names_passing_look(self.scope.code.co_name)
+
     def comes_through_test(self, index: int) -> bool:
-        """Whether all that a loop has of training stands in functions named like tests."""
-        return all(any(evidence.names_evaluation(name) for name in t.via) for t in self.signs.get(index, []))
+        """Whether all that a loop has of training stands in functions that test or measure."""
+        return all(
+            any(evidence.names_evaluation(name) or evidence.names_passing_look(name) for name in trace.via)
+            for trace in self.signs.get(index, [])
+        )
 
     def goes_over_parts(self, index: int) -> bool:
         """Whether a loop goes over the parts of one batch, by the names of what it iterates over."""
