@@ -16,10 +16,9 @@ class ChromeTrace:
     """Formats events and hands text to `write`; `close` ends the file's JSON."""
 
     def __init__(self, write: Callable[[bytes], object]) -> None:
-        self.events = 0
         self._write = write
         self._pending: list[str] = []
-        self._head = '{"traceEvents":['
+        self._flushed = 0
 
     def process(self, pid: int, name: str, order: int) -> None:
         """Name a process; a lower `order` stands higher."""
@@ -37,7 +36,8 @@ class ChromeTrace:
 
     def slice(self, track: str, begin: int, end: int, what: str) -> None:
         """Something on a track (see `track_of`) between two times in nanoseconds; for `what` see `described`."""
-        self._add(f'{{"ph":"X","ts":{_us(begin)},"dur":{_us(end - begin)},{track},{what}}}')
+        at, took = f"{begin // 1000}.{begin % 1000:03d}" if begin >= 0 else _us(begin), end - begin
+        self._add(f'{{"ph":"X","ts":{at},"dur":{took // 1000}.{took % 1000:03d},{track},{what}}}')
 
     def counter(self, pid: int, name: str, at: int, value: str) -> None:
         """A number that holds from a time in nanoseconds on; `value` is JSON for its name and itself."""
@@ -45,27 +45,25 @@ class ChromeTrace:
 
     def close(self, facts: Mapping[str, str]) -> None:
         """End the JSON, with `facts` about the whole."""
-        self._add_head()
         self._flush()
-        end = b'\n],"displayTimeUnit":"ms","otherData":' + orjson.dumps(dict(facts)) + b"}\n"
-        self._write(end)
+        self._write(b'\n],"displayTimeUnit":"ms","otherData":' + orjson.dumps(dict(facts)) + b"}\n")
+
+    @property
+    def events(self) -> int:
+        """How many there are so far."""
+        return self._flushed + len(self._pending)
 
     def _add(self, event: str) -> None:
-        self._add_head()
-        self.events += 1
         self._pending.append(event)
         if len(self._pending) >= _BUFFERED:
             self._flush()
 
-    def _add_head(self) -> None:
-        if self._head:
-            self._write(self._head.encode())
-            self._head = ""
-
     def _flush(self) -> None:
+        if not self._flushed:
+            self._write(b'{"traceEvents":[')
         if self._pending:
-            first = "\n" if self.events == len(self._pending) else ",\n"
-            self._write((first + ",\n".join(self._pending)).encode())
+            self._write((",\n" if self._flushed else "\n").encode() + ",\n".join(self._pending).encode())
+            self._flushed += len(self._pending)
             self._pending.clear()
 
 

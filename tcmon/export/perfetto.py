@@ -119,6 +119,7 @@ class _ProcessExport:
         self._zero = 0 if start is None else start - run.meta.start_unix_ns
         self._loops = {loop.id: loop for loop in run.meta.loops} | self._index.loops
         self._tracks: dict[tuple[str, int], _Track] = {}
+        self._threads: dict[int, _Track] = {}
         self._functions: dict[int, str] = {}
 
     def write(self, order: int) -> None:
@@ -178,7 +179,15 @@ class _ProcessExport:
             while active and (until is None or active[0][0] < until):
                 *_, call, calls = active[0]
                 self._write_call(call)
-                if (following := next(calls, None)) is None:
+                if len(active) == 1:  # as nearly always: nothing to compare with
+                    for call in calls:
+                        if until is not None and call.start_ns >= until:
+                            active[0] = call.start_ns, -call.end_ns, next(turns), call, calls
+                            break
+                        self._write_call(call)
+                    else:
+                        active.clear()
+                elif (following := next(calls, None)) is None:
                     heappop(active)
                 else:
                     heapreplace(active, (following.start_ns, -following.end_ns, next(turns), following, calls))
@@ -200,19 +209,19 @@ class _ProcessExport:
         return [chain.from_iterable(root.walk() for root in roots) for roots in threads.values()]
 
     def _write_call(self, call: Call) -> None:
-        track = self._tracks["thread", call.thread]
-        lane = track.lanes.place(call.start_ns, call.end_ns)
+        track = self._threads[call.thread]
+        begin, end, own = call.start_ns, call.end_ns, call.self_ns
+        lane = track.lanes.place(begin, end)
         if lane is None:
             self._exported.left_out += 1
             return
-        function = call.function
-        what = self._functions.get(function.id)
+        what = self._functions.get(call.function.id)
         if what is None:
-            what = self._functions[function.id] = _described(function)
-        own = f"{call.self_ns // 1000}.{call.self_ns % 1000:03d}"
+            what = self._functions[call.function.id] = _described(call.function)
         outcome = "" if call.outcome == RETURNED else f',"outcome":{encoded(call.outcome)}'
-        where = self._lane_of(track, lane)
-        self._slice(where, call.start_ns, call.end_ns, f'{what},"self_us":{own}{outcome}}}')
+        where = track.shown[lane] if lane < len(track.shown) else self._lane_of(track, lane)
+        args = f'"self_us":{own // 1000}.{own % 1000:03d}{outcome}}}'
+        self._trace.slice(where, self._zero + begin, self._zero + end, f"{what},{args}")
         self._exported.calls += 1
 
     def _slice(self, where: str, begin: int, end: int, what: str) -> None:
@@ -226,12 +235,10 @@ class _ProcessExport:
         return track
 
     def _add_thread(self, thread: int, recorded: RecordedStep) -> None:
-        if ("thread", thread) not in self._tracks:
-            number = sum(1 for kind, _ in self._tracks if kind == "thread") + 1
+        if thread not in self._threads:
+            number = len(self._threads) + 1
             where = f"{recorded.step.role} steps" if thread == recorded.step.thread else "beside the steps"
-            self._tracks["thread", thread] = _Track(
-                f"calls of thread {number} ({where})", _THREAD_ORDER + _LANES * number
-            )
+            self._threads[thread] = _Track(f"calls of thread {number} ({where})", _THREAD_ORDER + _LANES * number)
 
     def _lane_of(self, track: _Track, lane: int) -> str:
         while len(track.shown) <= lane:
