@@ -223,10 +223,8 @@ class Evaluation:
             return True
         if not call.path or isinstance(call.function, Call):
             return False
-        if evidence.names_model(call.name):
-            return not (
-                call.name[:1].isupper() or call.name.startswith(("build", "make", "load", "save", "get_", "create"))
-            )
+        if evidence.names_model(call.name) or call.path in self._modules:
+            return True
         if self._scope.thing(call.function) is Thing.MODEL:
             return True
         if call.name in ("act", "get_action", "get_value", "encode", "select_action", "compute_loss", "loss"):

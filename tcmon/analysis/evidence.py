@@ -121,7 +121,12 @@ _BACKWARD = frozenset({"backward", "manual_backward"})
 _IN_PLACE = frozenset({"sub_", "add_", "addcdiv_", "addcmul_", "copy_", "lerp_", "set_"})
 _FOREACH = frozenset({"_foreach_add_", "_foreach_sub_", "_foreach_addcdiv_", "_foreach_addcmul_"})
 
-TELLING = _BACKWARD | NO_GRAD | _FOREACH | {"zero_grad", "step", "eval", "optimizer_step", "train_batch", "grad"}
+TELLING = (
+    _BACKWARD
+    | NO_GRAD
+    | _FOREACH
+    | {"zero_grad", "step", "eval", "optimizer_step", "train_batch", "step_and_update_lr", "grad"}
+)
 """A code object none of whose names is here, and whose own name is not an evaluation's, tells nothing by itself."""
 
 OTHER_FRAMEWORKS = frozenset(

@@ -128,9 +128,7 @@ class Reading:
         self._push(self._local(i.arg >> 4), self._local(i.arg & 15))
 
     def _load_global(self, i: Instruction) -> None:
-        self._push(Name(self.code.co_names[i.arg >> 1], True))
-        if i.arg & 1:
-            self._push(_NULL)
+        self._push_callee(Name(self.code.co_names[i.arg >> 1], True), i.arg & 1)
 
     def _load_name(self, i: Instruction) -> None:
         self._push(Name(self.code.co_names[i.arg], True))
@@ -145,15 +143,20 @@ class Reading:
         attribute = Attribute(value, self.code.co_names[i.arg >> 1], i.line)
         if attribute.name == "grad":
             self.grads.append(i.offset)
-        self._push(attribute)
-        if i.arg & 1:
-            self._push(_NULL)
+        self._push_callee(attribute, i.arg & 1)
 
     def _load_super_attribute(self, i: Instruction) -> None:
         self._take(3)
-        self._push(Attribute(Super(), self.code.co_names[i.arg >> 2], i.line))
-        if i.arg & 1:
-            self._push(_NULL)
+        self._push_callee(Attribute(Super(), self.code.co_names[i.arg >> 2], i.line), i.arg & 1)
+
+    def _push_callee(self, value: Expr, is_called: int) -> None:
+        """With the NULL that marks what is called; on 3.12 it comes first, for `module.` may be followed by a name."""
+        if not is_called:
+            self._push(value)
+        elif sys.version_info < (3, 13):
+            self._push(_NULL, value)
+        else:
+            self._push(value, _NULL)
 
     def _load_constant(self, i: Instruction) -> None:
         self._push(Constant(self.code.co_consts[i.arg]))
