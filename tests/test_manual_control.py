@@ -180,6 +180,37 @@ def test_a_different_stage_turns_recording_on_until_the_next_step_decides(tmp_pa
     assert "Optimizer.step" not in names
 
 
+def test_a_stage_outside_of_all_steps_is_recorded_until_the_next_step_decides(tmp_path: Path) -> None:
+    done = run(
+        """
+        def prepare(): pass
+        prepare()
+        tcmon.annotate_stage("init")
+        prepare()
+        tcmon.annotate_stage("preprocessing")
+        prepare()
+        tcmon.annotate_stage("preprocessing")
+        prepare()
+        for item in range(3):
+            loss.backward(); optimizer.step()
+        prepare()
+        tcmon.annotate_stage("postprocessing")
+        prepare(); prepare(); prepare()
+        """,
+        tmp_path,
+        interval=100,
+        warmup=0,
+    )
+
+    found = [
+        (step.step.stage, [call.function.qualname for tree in step.calls for call in tree.walk()].count("prepare"))
+        for step in done.recorded("other").values()
+    ]
+    assert found == [("preprocessing", 2), ("postprocessing", 3)]
+    assert done.numbers("train") == [1, 2, 3]
+    assert done.recorded("train") == {}
+
+
 @pytest.mark.parametrize("name", ["", "train", "Training", None, 3])
 def test_an_unknown_stage_is_refused_with_the_known_ones(name: object) -> None:
     with pytest.raises(ValueError, match=r"init, training, evaluation, .*, not "):

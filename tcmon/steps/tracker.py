@@ -33,7 +33,7 @@ class RecordedStep:
 
     __slots__ = ("begin", "body", "end", "loop", "n", "reason", "role", "stage", "thread")
 
-    def __init__(self, role: Role, n: int, loop: int, reason: str, stage: str, begin: int, thread: int) -> None:
+    def __init__(self, role: str, n: int, loop: int, reason: str, stage: str, begin: int, thread: int) -> None:
         self.role = role
         self.n = n
         self.loop = loop
@@ -318,6 +318,8 @@ class Tracker:
         self._manual: set[tuple[int, Role]] = set()
         self._named: frozenset[Role] = frozenset()
         self._stages: dict[int, str] = {}
+        self._stage_recordings: dict[int, RecordedStep] = {}
+        self._stage_count = 0
         self.trained = 0
         """How often gradients were computed or an optimizer stepped."""
         on_instruction, self._count = self._instruction_callback()
@@ -375,7 +377,9 @@ class Tracker:
         thread = get_ident()
         stack = self._stacks.get(thread)
         if not stack:
-            self._stages[thread] = stage
+            if self._stages.get(thread, STAGES[0]) != stage:
+                self._stages[thread] = stage
+                self._record_stage(thread, stage)
             return
         activation = stack[-1]
         if activation.stage != stage:
@@ -384,6 +388,21 @@ class Tracker:
                 activation.recorded.stage = stage
             elif not activation.waiting:
                 self._record(activation, activation.n, "stage")
+
+    def _record_stage(self, thread: int, stage: str) -> None:
+        """Record from here, outside of all steps, until the thread's next step decides."""
+        self._end_stage_recording(thread)
+        self._stage_count += 1
+        step = RecordedStep("other", self._stage_count, 0, "stage", stage, perf_counter_ns(), thread)
+        self._stage_recordings[thread] = step
+        self.sink.start(step)
+
+    def _end_stage_recording(self, thread: int) -> None:
+        step = self._stage_recordings.pop(thread, None)
+        if step is not None:
+            step.end = perf_counter_ns()
+            self.sink.pause(step)
+            self.sink.finish_recorded(step)
 
     def stage(self) -> str:
         """The stage that the current thread is in."""
@@ -534,6 +553,8 @@ class Tracker:
 
     def close(self) -> None:
         """End what is open, as if every loop were left now."""
+        for thread in list(self._stage_recordings):
+            self._end_stage_recording(thread)
         now = perf_counter_ns()
         for loops in self._loops.values():
             for each in loops:
@@ -640,6 +661,8 @@ class Tracker:
             activation.passive = True
             activation.waiting = False
             return activation
+        if self._stage_recordings:
+            self._end_stage_recording(activation.thread)
         self._push(activation)
         if activation.fresh:
             self.entered(watched)

@@ -92,7 +92,10 @@ class Steps:
 
 @dataclass(frozen=True, slots=True)
 class Step:
-    """A step that was recorded in detail, and why. It follows the `Calls` that belong to it."""
+    """A step that was recorded in detail, and why. It follows the `Calls` that belong to it.
+
+    One of role "other" is no step: it is what ran after the program entered a stage outside of all steps.
+    """
 
     role: str
     n: int
@@ -327,7 +330,7 @@ def _calls(obj: Object) -> Calls:
     return Calls(
         role=fields.choice(obj, "role", ROLES),
         n=fields.number(obj, "n", low=1),
-        loop=fields.number(obj, "loop", low=1),
+        loop=fields.number(obj, "loop"),
         thread=fields.number(obj, "thread", limit=1 << 64),
         begin=begin,
         what=what,
