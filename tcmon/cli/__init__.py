@@ -6,6 +6,7 @@ import click
 
 from tcmon import __version__
 from tcmon.cli.demo import demo
+from tcmon.cli.diff import diff
 from tcmon.cli.export import export
 from tcmon.cli.loops import loops
 from tcmon.cli.report import report
@@ -21,6 +22,7 @@ Examples:
   tcmon run --interval 50 -m package.train --epochs 3
   tcmon loops train.py
   tcmon report tcmon-runs/train-20261201-033000-4711
+  tcmon diff tcmon-runs/monday tcmon-runs/today
   tcmon export tcmon-runs/train-20261201-033000-4711 --to perfetto
   tcmon demo"""
 
@@ -36,7 +38,7 @@ def command_line() -> None:
     """Watch a PyTorch training run at almost no cost, without a change to the program."""
 
 
-for command in (run, loops, report, export, demo):
+for command in (run, loops, report, diff, export, demo):
     command_line.add_command(command)
 
 

@@ -65,7 +65,7 @@ def _run(summary: Summary) -> dict[str, Json]:
         "state": str(state.condition),
         "reason": state.reason,
         "exit_code": state.exit_code,
-        "duration_ms": _ms(state.clock_ns),
+        "duration_ms": milliseconds(state.clock_ns),
         "seen": _seen(summary),
         "hint": end.hint if end else None,
     }
@@ -99,9 +99,9 @@ def _role(each: StepSummary) -> Json:
     return {
         "count": each.count,
         "sampled": each.recorded,
-        "p50_ms": _ms(each.p50_ns),
-        "p95_ms": _ms(each.p95_ns),
-        "max_ms": _ms(each.max_ns),
+        "p50_ms": milliseconds(each.p50_ns),
+        "p95_ms": milliseconds(each.p95_ns),
+        "max_ms": milliseconds(each.max_ns),
         "data_wait_share": each.data_wait_share,
         "without_evaluation": _without_evaluation(each),
     }
@@ -112,10 +112,10 @@ def _without_evaluation(steps: StepSummary) -> Json:
     if own is None:
         return None
     return {
-        "p50_ms": _ms(own.p50_ns),
-        "p95_ms": _ms(own.p95_ns),
-        "max_ms": _ms(own.max_ns),
-        "evaluation_ms": _ms(own.evaluation_ns),
+        "p50_ms": milliseconds(own.p50_ns),
+        "p95_ms": milliseconds(own.p95_ns),
+        "max_ms": milliseconds(own.max_ns),
+        "evaluation_ms": milliseconds(own.evaluation_ns),
     }
 
 
@@ -128,9 +128,9 @@ def _function(each: FunctionSummary) -> Json:
         "line": each.function.line,
         "calls": each.calls,
         "raised": each.raised,
-        "self_ms": _ms(each.self_ns),
-        "self_ms_per_step": _ms(each.self_ns / each.steps) if each.steps else None,
-        "total_ms": _ms(each.total_ns),
+        "self_ms": milliseconds(each.self_ns),
+        "self_ms_per_step": milliseconds(each.self_ns / each.steps) if each.steps else None,
+        "total_ms": milliseconds(each.total_ns),
     }
 
 
@@ -138,11 +138,11 @@ def _overhead(overhead: OverheadSummary, steps: Mapping[str, StepSummary]) -> Js
     measured = overhead.measured
     return {
         "callbacks": measured.callbacks if measured else None,
-        "callback_ms": _ms(measured.callback_ns) if measured else None,
-        "dispatch_ms": _ms(measured.dispatch_ns) if measured else None,
-        "write_ms": _ms(measured.write_ns) if measured else None,
+        "callback_ms": milliseconds(measured.callback_ns) if measured else None,
+        "dispatch_ms": milliseconds(measured.dispatch_ns) if measured else None,
+        "write_ms": milliseconds(measured.write_ns) if measured else None,
         "events": measured.events if measured else None,
-        "steps_ms": _ms(overhead.wall_ns),
+        "steps_ms": milliseconds(overhead.wall_ns),
         "share": overhead.share,
         "recorded_ratio": {role: each.ratio if (each := steps[role].compared) else None for role in STEP_ROLES},
         "recorded_compared": {role: each.steps if (each := steps[role].compared) else 0 for role in STEP_ROLES},
@@ -172,7 +172,8 @@ def _rank(process: ProcessSummary, *, all_loops: bool) -> Json:
     }
 
 
-def _ms(nanoseconds: float | None) -> float | None:
+def milliseconds(nanoseconds: float | None) -> float | None:
+    """A time as reports give it to programs, exact to a nanosecond."""
     return None if nanoseconds is None else round(nanoseconds / 1e6, 6)
 
 
@@ -188,9 +189,9 @@ def step_as_json(one: OneStep) -> dict[str, Json]:
         "loop": {"file": loop.file, "qualname": loop.qualname, "line": loop.line} if loop else None,
         "reason": step.reason,
         "stage": step.stage,
-        "begin_ms": _ms(step.begin),
-        "wait_ms": _ms(step.wait),
-        "duration_ms": _ms(step.end),
+        "begin_ms": milliseconds(step.begin),
+        "wait_ms": milliseconds(step.wait),
+        "duration_ms": milliseconds(step.end),
         "thread": step.thread,
         "dropped": step.calls_dropped,
         "calls": [
@@ -201,9 +202,9 @@ def step_as_json(one: OneStep) -> dict[str, Json]:
                 "qualname": call.function.qualname,
                 "file": call.function.file,
                 "line": call.function.line,
-                "start_ms": _ms(call.start_ns - step.begin),
-                "total_ms": _ms(call.total_ns),
-                "self_ms": _ms(call.self_ns),
+                "start_ms": milliseconds(call.start_ns - step.begin),
+                "total_ms": milliseconds(call.total_ns),
+                "self_ms": milliseconds(call.self_ns),
                 "outcome": call.outcome,
             }
             for root in one.recorded.calls

@@ -1,0 +1,319 @@
+"""Sets two runs of a program against each other, and says only what their noise leaves standing.
+
+Compared are the times of steps, the self time of functions per recorded step, and which functions are called. A
+difference is claimed when it is beyond the noise within the runs (see `noise`; the error of 1 % is shared by all
+comparisons of a role), larger than a share of the whole, and, for functions, beyond the scatter between the runs: no
+two runs of one program are alike, and by how much they differ in general shows in the functions themselves, most of
+which have not changed.
+"""
+
+from array import array
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from math import exp, log
+from pathlib import PurePath
+from statistics import median
+from typing import Final
+
+from tcmon.report.noise import LEAST, Difference, batch_of, chance_of_absence, compare, in_batches, median_and_spread
+from tcmon.trace.calltree import FunctionTimes, add_calls
+from tcmon.trace.everystep import every_step
+from tcmon.trace.fields import Setting
+from tcmon.trace.index import TraceIndex
+from tcmon.trace.reader import PendingCalls, Process, Run
+from tcmon.trace.records import Calls, Function, RunMeta, Step
+
+ROLES: Final = ("train", "eval")
+
+_ERROR: Final = 0.01
+
+# Of a step's time: a function below it matters to nobody, whatever its ratio.
+_LEAST_SHARE: Final = 0.002
+
+# In standard deviations of the scatter between the runs; estimated from this many functions at least.
+_BEYOND_SCATTER: Final = 3.0
+_FUNCTIONS_FOR_SCATTER: Final = 8
+
+_FACTS: Final = ("tcmon", "python", "implementation", "torch", "platform", "host")
+
+
+@dataclass(frozen=True, slots=True)
+class Fact:
+    """Something that differs between the runs: a version, an option, the command."""
+
+    name: str
+    a: Setting
+    b: Setting
+
+
+@dataclass(frozen=True, slots=True)
+class StepsDiff:
+    """Times of the steps of a role that were not recorded, in nanoseconds; None with too few steps to compare."""
+
+    role: str
+    counts: tuple[int, int]
+    time: Difference | None
+    wait: Difference | None
+    claimed: bool
+
+
+@dataclass(frozen=True, slots=True)
+class FunctionDiff:
+    """A function that both runs call: self time in nanoseconds and calls, each per recorded step."""
+
+    role: str
+    function: Function
+    self_ns: Difference
+    calls: Difference
+    claimed: bool
+    calls_claimed: bool
+
+
+@dataclass(frozen=True, slots=True)
+class OnlyIn:
+    """A function that only one run calls, in `steps` of its `of` recorded steps."""
+
+    role: str
+    function: Function
+    steps: int
+    of: int
+    self_ns: float
+
+
+@dataclass(frozen=True, slots=True)
+class RoleDiff:
+    """The recorded steps of a role in both runs.
+
+    `common` is how many times as long functions took in general, and `scatter` how much they differ in that, as a
+    standard deviation of logarithms; both are None with too few functions to tell. `functions`, `appeared` and
+    `vanished` are empty with too few recorded steps (`enough` is False then).
+    """
+
+    role: str
+    recorded: tuple[int, int]
+    enough: bool
+    common: float | None
+    scatter: float | None
+    functions: tuple[FunctionDiff, ...]
+    appeared: tuple[OnlyIn, ...]
+    vanished: tuple[OnlyIn, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Diff:
+    """Two runs, set against each other. Facts, functions and steps that differ are claimed, all others are there."""
+
+    a: Run
+    b: Run
+    least_change: float
+    facts: tuple[Fact, ...]
+    steps: tuple[StepsDiff, ...]
+    roles: tuple[RoleDiff, ...]
+
+    @property
+    def nothing_claimed(self) -> bool:
+        """Whether the runs don't differ beyond their noise."""
+        return not (
+            any(each.claimed for each in self.steps)
+            or any(
+                role.appeared or role.vanished or any(each.claimed or each.calls_claimed for each in role.functions)
+                for role in self.roles
+            )
+        )
+
+
+def diff(a: Run, b: Run, *, least_change: float = 0.05) -> Diff:
+    """Set run `b` against run `a`; times that differ by less than the share `least_change` are not claimed.
+
+    Of runs with several processes the first is taken. Raises TcmonError when a trace can't be read.
+    """
+    measured = _measured(a), _measured(b)
+    return Diff(
+        a=a,
+        b=b,
+        least_change=least_change,
+        facts=tuple(_facts(a.meta, b.meta)),
+        steps=tuple(_steps(role, *measured, least_change) for role in ROLES),
+        roles=tuple(_role(role, *measured, least_change) for role in ROLES),
+    )
+
+
+type _Key = tuple[str, str]
+
+
+@dataclass(slots=True)
+class _FunctionSeries:
+    """A function in the recorded steps of a role: sums for each batch of steps, and in how many steps it was."""
+
+    function: Function
+    self_ns: list[int]
+    calls: list[int]
+    steps: int = 0
+
+
+@dataclass(slots=True)
+class _Recorded:
+    """The recorded steps of a role, but for the very first step; sizes of their batches."""
+
+    steps: int = 0
+    sizes: list[int] = field(default_factory=list)
+    functions: dict[_Key, _FunctionSeries] = field(default_factory=dict)
+
+    def self_ns(self, key: _Key) -> list[float]:
+        return self._per_step(self.functions[key].self_ns)
+
+    def calls(self, key: _Key) -> list[float]:
+        return self._per_step(self.functions[key].calls)
+
+    def _per_step(self, sums: Sequence[int]) -> list[float]:
+        return [total / size for total, size in zip(sums, self.sizes, strict=True)]
+
+
+@dataclass(slots=True)
+class _Measured:
+    """What is compared of a run: 16 bytes for each step, and for each function as many numbers as batches."""
+
+    times: "Mapping[str, array[int]]"
+    waits: "Mapping[str, array[int]]"
+    recorded: Mapping[str, _Recorded]
+
+
+def _measured(run: Run) -> _Measured:
+    times = {role: array("q") for role in ROLES}
+    waits = {role: array("q") for role in ROLES}
+    recorded = {role: _Recorded() for role in ROLES}
+    if run.processes:
+        process = run.processes[0]
+        for each in every_step(process):
+            role, n = each.times.role, each.times.n
+            # The first step is slow for reasons of its own, and a recorded one since it is.
+            if role in times and n > 1 and each.recorded is None:
+                times[role].append(each.times.end)
+                waits[role].append(each.times.wait)
+        _add_functions(process, recorded)
+    return _Measured(times, waits, recorded)
+
+
+def _add_functions(process: Process, recorded: Mapping[str, _Recorded]) -> None:
+    index = TraceIndex(process.trace)
+    counts = {role: sum(n > 1 for n in index.numbers(role)) for role in ROLES}
+    for role in ROLES:
+        recorded[role].sizes = [0] * len({batch_of(at, counts[role]) for at in range(counts[role])})
+    keys = {id_: _key(function) for id_, function in index.functions.items()}
+    pending = PendingCalls()
+    for record in process.read():
+        if isinstance(record, Calls):
+            pending.add(record)
+        elif isinstance(record, Step):
+            rows = pending.take(record)
+            of_role = recorded.get(record.role)
+            # A running program may have added steps since they were counted.
+            if of_role is None or record.n == 1 or of_role.steps == counts[record.role]:
+                continue
+            batch = batch_of(of_role.steps, counts[record.role])
+            of_role.steps += 1
+            of_role.sizes[batch] += 1
+            times: FunctionTimes = {}
+            add_calls(times, record, rows)
+            seen = set()
+            for id_, time in times.items():
+                key = keys.get(id_)
+                if key is None:
+                    continue  # its record was lost, and nothing in the other run can be known as the same
+                series = of_role.functions.get(key)
+                if series is None:
+                    zeros = [0] * len(of_role.sizes)
+                    series = of_role.functions[key] = _FunctionSeries(index.functions[id_], zeros, [*zeros])
+                series.self_ns[batch] += time.self_ns
+                series.calls[batch] += time.calls
+                if key not in seen:
+                    seen.add(key)
+                    series.steps += 1
+
+
+def _key(function: Function) -> _Key:
+    """What makes a function the same in another run: lines and folders change. Lambdas of a module are one."""
+    return function.module or PurePath(function.file).name, function.qualname
+
+
+def _facts(a: RunMeta, b: RunMeta) -> list[Fact]:
+    facts = [Fact(name, getattr(a, name), getattr(b, name)) for name in ("command", *_FACTS)]
+    facts += [
+        Fact(f"option {name}", a.options.get(name), b.options.get(name))
+        for name in dict.fromkeys([*a.options, *b.options])
+    ]
+    return [fact for fact in facts if fact.a != fact.b]
+
+
+def _steps(role: str, a: _Measured, b: _Measured, least_change: float) -> StepsDiff:
+    counts = len(a.times[role]), len(b.times[role])
+    if min(counts) < LEAST:
+        return StepsDiff(role, counts, None, None, claimed=False)
+    error = _ERROR / 2
+    time = compare(in_batches(a.times[role], median), in_batches(b.times[role], median), error)
+    wait = compare(in_batches(a.waits[role], median), in_batches(b.waits[role], median), error)
+    return StepsDiff(role, counts, time, wait, time.beyond_noise and _is_large(time, least_change))
+
+
+def _is_large(difference: Difference, least_change: float) -> bool:
+    return abs(difference.change) > least_change * min(difference.a, difference.b)
+
+
+def _role(role: str, a: _Measured, b: _Measured, least_change: float) -> RoleDiff:
+    first, second = a.recorded[role], b.recorded[role]
+    recorded = first.steps, second.steps
+    if min(recorded) < LEAST:
+        return RoleDiff(role, recorded, enough=False, common=None, scatter=None, functions=(), appeared=(), vanished=())
+    shared = [key for key in first.functions if key in second.functions]
+    error = _ERROR / max(1, len(first.functions.keys() | second.functions.keys()))
+    times = {key: compare(first.self_ns(key), second.self_ns(key), error) for key in shared}
+    calls = {key: compare(first.calls(key), second.calls(key), error) for key in shared}
+    matter = _LEAST_SHARE * min(_in_functions(first), _in_functions(second))
+    ratios = [log(time.b / time.a) for time in times.values() if min(time.a, time.b) > matter]
+    known = len(ratios) >= _FUNCTIONS_FOR_SCATTER
+    common, scatter = median_and_spread(ratios) if known else (0.0, 0.0)
+
+    def claimed(time: Difference) -> bool:
+        if not time.beyond_noise or abs(time.change) <= matter or not _is_large(time, least_change):
+            return False
+        if not time.a or not time.b:
+            return True
+        return abs(log(time.b / time.a) - common) > max(_BEYOND_SCATTER * scatter, log(1 + least_change))
+
+    functions = [
+        FunctionDiff(
+            role=role,
+            function=second.functions[key].function,
+            self_ns=times[key],
+            calls=calls[key],
+            claimed=claimed(times[key]),
+            calls_claimed=calls[key].beyond_noise,
+        )
+        for key in shared
+    ]
+    functions.sort(key=lambda each: abs(each.self_ns.change), reverse=True)
+    return RoleDiff(
+        role=role,
+        recorded=recorded,
+        enough=True,
+        common=exp(common) if known else None,
+        scatter=scatter if known else None,
+        functions=tuple(functions),
+        appeared=_only_in(role, second, first, error),
+        vanished=_only_in(role, first, second, error),
+    )
+
+
+def _in_functions(recorded: _Recorded) -> float:
+    """The time in functions per recorded step."""
+    return sum(sum(series.self_ns) for series in recorded.functions.values()) / recorded.steps
+
+
+def _only_in(role: str, one: _Recorded, other: _Recorded, error: float) -> tuple[OnlyIn, ...]:
+    """Functions that one run calls so often that it is no chance that the other doesn't."""
+    found = [
+        OnlyIn(role, series.function, series.steps, one.steps, sum(series.self_ns) / one.steps)
+        for key, series in one.functions.items()
+        if key not in other.functions and chance_of_absence(series.steps, one.steps, other.steps) < error
+    ]
+    return tuple(sorted(found, key=lambda each: each.self_ns, reverse=True))

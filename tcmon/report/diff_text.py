@@ -1,0 +1,178 @@
+"""What differs between two runs, for people."""
+
+import shlex
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Final
+
+from rich.console import Console, RenderableType
+from rich.table import Table
+from rich.text import Text
+
+from tcmon.report import wording
+from tcmon.report.diff import Diff, FunctionDiff, OnlyIn, RoleDiff
+from tcmon.report.layout import BAD, FAINT, GOOD, HEADING, ellipsis_of, show, show_line, table, width_of
+from tcmon.report.noise import LEAST, Difference
+from tcmon.trace.fields import Setting
+from tcmon.trace.reader import Run
+
+_PLACE_WIDTH: Final = 12
+_NAME_WIDTH: Final = 20
+
+
+def render_diff(diff: Diff, console: Console, *, top: int) -> None:
+    """Print on `console` what differs, of the functions `top` in each list."""
+    page = _DiffPage(diff, console, top)
+    for section in (page.heading(), page.steps(), page.functions(), page.conclusion()):
+        parts = list(section)
+        for part in parts:
+            if isinstance(part, Text):
+                show_line(part, console)
+            else:
+                show(part, console)
+        if parts:
+            console.print()
+
+
+class _DiffPage:
+    def __init__(self, diff: Diff, console: Console, top: int) -> None:
+        self._diff = diff
+        self._top = top
+        self._encoding = console.encoding
+        self._ellipsis = ellipsis_of(console)
+        self._width = width_of(console)
+        self._cwd = Path.cwd()
+
+    def heading(self) -> Iterator[RenderableType]:
+        for label, run in (("A", self._diff.a), ("B", self._diff.b)):
+            yield Text.assemble((f"{label}  ", HEADING), self._text(self._run(run)))
+        for fact in self._diff.facts:
+            yield self._text(f"{fact.name}: {_setting(fact.a)} in A, {_setting(fact.b)} in B", BAD)
+        if not self._diff.facts:
+            yield Text("The same command, options and versions.", FAINT)
+
+    def steps(self) -> Iterator[RenderableType]:
+        shown = [each for each in self._diff.steps if any(each.counts)]
+        if not shown:
+            return
+        rows = table()
+        rows.add_column("Steps", no_wrap=True)
+        for head in ("A", "B", "change", "within noise"):
+            rows.add_column(head, justify="right", no_wrap=True)
+        rows.add_column("", no_wrap=True)
+        for each in shown:
+            for what, difference in ((each.role, each.time), ("  of it waiting", each.wait)):
+                if difference is None:
+                    continue
+                verdict = _verdict(difference, claimed=each.claimed) if what == each.role else Text()
+                rows.add_row(Text(what), *self._cells(difference), verdict)
+        if rows.row_count:
+            yield rows
+        for each in shown:
+            if each.time is None:
+                counts = f"{each.counts[0]:,} and {each.counts[1]:,}"
+                yield Text(f"{each.role}: too few unrecorded steps to compare ({counts}; {LEAST} needed)", FAINT)
+
+    def functions(self) -> Iterator[RenderableType]:
+        for role in self._diff.roles:
+            if not any(role.recorded):
+                continue
+            recorded = f"{role.recorded[0]:,} and {role.recorded[1]:,} {role.role} steps recorded"
+            if not role.enough:
+                yield Text(f"Functions not compared: {recorded}, {LEAST} needed of each", FAINT)
+                continue
+            yield from self._slower_or_faster(role, recorded)
+            yield from self._called(role)
+            yield from self._only_in("Called in B only", role.appeared)
+            yield from self._only_in("Called in A only", role.vanished)
+
+    def conclusion(self) -> Iterator[RenderableType]:
+        if self._diff.nothing_claimed:
+            least = wording.share(self._diff.least_change)
+            yield Text(f"No difference beyond noise, and beyond {least}, was found.", GOOD)
+
+    def _slower_or_faster(self, role: RoleDiff, recorded: str) -> Iterator[RenderableType]:
+        claimed = [each for each in role.functions if each.claimed]
+        if not claimed:
+            return
+        general = ""
+        if role.common is not None and role.scatter is not None:
+            general = f"; functions in general took {role.common:.2f} times as long, give or take {role.scatter:.0%}"
+        yield Text.assemble(("Self time per recorded step", HEADING), (f"  {recorded}{general}", FAINT))
+        columns = {head: [self._cells(each.self_ns)[at] for each in claimed] for at, head in enumerate(_HEADS)}
+        yield from self._table(columns, claimed)
+
+    def _called(self, role: RoleDiff) -> Iterator[RenderableType]:
+        claimed = [each for each in role.functions if each.calls_claimed]
+        if not claimed:
+            return
+        claimed.sort(key=lambda each: abs(each.calls.change), reverse=True)
+        yield Text.assemble(("Calls per recorded step", HEADING), (f"  {role.role}", FAINT))
+        columns = {
+            "A": [wording.count(each.calls.a) for each in claimed],
+            "B": [wording.count(each.calls.b) for each in claimed],
+        }
+        yield from self._table(columns, claimed)
+
+    def _only_in(self, title: str, functions: Sequence[OnlyIn]) -> Iterator[RenderableType]:
+        if functions:
+            yield Text.assemble((title, HEADING), (f"  {functions[0].role}, self time per recorded step", FAINT))
+            columns = {
+                "self": [wording.duration(each.self_ns) for each in functions],
+                "in steps": [f"{each.steps:,} of {each.of:,}" for each in functions],
+            }
+            yield from self._table(columns, functions)
+
+    def _table(
+        self, columns: dict[str, list[str]], functions: Sequence[FunctionDiff | OnlyIn]
+    ) -> Iterator[RenderableType]:
+        shown = functions[: self._top]
+        cells = {head: column[: self._top] for head, column in columns.items()}
+        room = self._width - sum(max(len(head), *map(len, column)) + 2 for head, column in cells.items())
+        names = [wording.printable(each.function.qualname, self._encoding) for each in shown]
+        for_names = max(_NAME_WIDTH, min(max(map(len, names)), room - _PLACE_WIDTH - 2))
+        rows = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style=HEADING)
+        for head in cells:
+            rows.add_column(head, justify="right", no_wrap=True)
+        rows.add_column("function", no_wrap=True)
+        rows.add_column("", no_wrap=True, style=FAINT)
+        for at, each in enumerate(shown):
+            function = each.function
+            place = wording.place(
+                function.file, function.line, self._cwd, room - for_names - 2, self._ellipsis, self._encoding
+            )
+            name = wording.cropped(names[at], for_names, self._ellipsis)
+            rows.add_row(*(Text(column[at]) for column in cells.values()), Text(name), Text(place))
+        yield rows
+        if len(functions) > len(shown):
+            yield Text(f"{self._ellipsis} {len(functions) - len(shown):,} more (--top)", FAINT)
+
+    def _cells(self, difference: Difference) -> list[str]:
+        a, b = wording.duration(difference.a), wording.duration(difference.b)
+        if not difference.a:
+            return [a, b, "", ""]
+        low, high = difference.low / difference.a, difference.high / difference.a
+        return [a, b, f"{difference.change / difference.a:+.1%}", f"{low:+.1%} to {high:+.1%}"]
+
+    def _run(self, run: Run) -> str:
+        meta = run.meta
+        where = wording.path(str(run.path.absolute()), self._cwd)
+        return f"{where}  {wording.path(meta.script, self._cwd)}, {wording.moment(meta.started)} on {meta.host}"
+
+    def _text(self, text: str, style: str = "") -> Text:
+        return Text(wording.printable(text, self._encoding), style)
+
+
+_HEADS: Final = ("A", "B", "change", "within noise")
+
+
+def _verdict(difference: Difference, *, claimed: bool) -> Text:
+    if not claimed:
+        return Text("no difference" if not difference.beyond_noise else "too small to say", FAINT)
+    return Text("slower", BAD) if difference.change > 0 else Text("faster", GOOD)
+
+
+def _setting(value: Setting) -> str:
+    if isinstance(value, tuple):
+        return shlex.join(value)
+    return "none" if value is None else str(value)
