@@ -141,7 +141,7 @@ class Reading:
     def _load_attribute(self, i: Instruction) -> None:
         value = self._pop()
         attribute = Attribute(value, self.code.co_names[i.arg >> 1], i.line)
-        if attribute.name == "grad":
+        if attribute.name == "grad" and path(value)[-1:] != ("autograd",):
             self.grads.append(i.offset)
         self._push_callee(attribute, i.arg & 1)
 

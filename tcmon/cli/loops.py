@@ -61,20 +61,28 @@ def loops(files: tuple[str, ...], *, as_json: bool, with_others: bool, no_color:
 
 
 def _analyse(name: str, with_others: bool) -> _Source:
-    from importlib.util import decode_source
-
     from tcmon.analysis.modules import module_loops
 
     path = Path(name)
     if path.exists() and not path.is_file():
         raise IsADirectoryError("it is a directory" if path.is_dir() else "it is no regular file")
-    text = decode_source(path.read_bytes())
+    text = _decoded(path.read_bytes())
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # what the compiler has to say about the program is not asked here
         tree = ast.parse(text, name)
         code = compile(text, name, "exec", dont_inherit=True)
     found = module_loops(code, tree)
     return _Source(name, text.splitlines(), [loop for loop in found if loop.role is not None or with_others])
+
+
+def _decoded(content: bytes) -> str:
+    from importlib.util import decode_source
+
+    try:
+        return decode_source(content)
+    except SyntaxError:
+        content.decode()  # raises UnicodeDecodeError where that is the fault, and not a coding that isn't known
+        raise
 
 
 def _fault(name: str, error: Exception) -> str:
