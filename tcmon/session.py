@@ -126,6 +126,7 @@ class Session:
         self._origin = perf_counter_ns()
         self._state = _State.RUNNING
         self._flushing = threading.RLock()
+        self._receipt: object = None
         self._tools: list[Tool] = []
         try:
             self._open_files(command, script)
@@ -339,8 +340,16 @@ class Session:
             return
         # Times stay in the journal until the trace has them: a signal's handler may raise at any place.
         with self._flushing:
+            self._forget_written()
             times = steps_records(self._journal.take())
-            self._trace.write([*before, *times, self._overhead(), *after], self._journal.drop_taken)
+            self._receipt = object()
+            self._trace.write([*before, *times, self._overhead(), *after], self._receipt)
+            self._forget_written()
+
+    def _forget_written(self) -> None:
+        if self._receipt is not None and self._trace.receipt is self._receipt:
+            self._journal.drop_taken()
+            self._receipt = None
 
     def _overhead(self) -> dict[str, Any]:
         return {
@@ -360,8 +369,10 @@ class Session:
     def _update_meta(self) -> None:
         try:
             self._write_meta()
-        except OSError:
-            pass  # the trace has it too, and at the end this is tried again
+        except OSError as error:
+            if is_interruption(error):
+                raise
+            # Otherwise the trace has it too, and at the end this is tried again.
 
     def _write_meta(self) -> None:
         write_atomically(self.run_dir / "run.json", self._meta)

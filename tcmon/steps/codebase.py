@@ -13,6 +13,7 @@ from pathlib import Path
 from types import CodeType, FrameType, ModuleType
 
 from tcmon.analysis.loops import Loop, LoopForest
+from tcmon.monitoring.interruptions import is_interruption
 
 _OWN_FOLDER = str(Path(__file__).parents[1]) + os.sep
 _DEMO_FOLDER = _OWN_FOLDER + "demo" + os.sep
@@ -91,5 +92,7 @@ def _parsed(file: str) -> ast.AST | None:
         # The parser would warn of invalid escape sequences on the program's stderr. What strings hold is of no interest
         # here, only where they stand.
         return ast.parse(_ESCAPE.sub(lambda match: f".{match[1]}" if match[1] else match[0], text))
-    except (OSError, SyntaxError, ValueError, RecursionError, MemoryError):
+    except (OSError, SyntaxError, ValueError, RecursionError, MemoryError) as error:
+        if is_interruption(error):
+            raise
         return None

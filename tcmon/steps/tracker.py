@@ -192,11 +192,11 @@ class WatchedLoop:
             self.alternate_of(activation).back_edge(frame, now)
             return
         self.step_times(self.id, activation.code, activation.n, activation.begin, activation.body, now)
+        activation.waiting = True  # at once: a signal's handler may raise while the step is being written
         if activation.recorded is not None:
             self.tracker.end_recorded(activation, now)
             now = perf_counter_ns()
         activation.begin = now
-        activation.waiting = True
         if self.counter.count + 1 >= self.counter.next:
             self.tracker.decide(activation)
 
@@ -674,12 +674,14 @@ class Tracker:
         self._rare += 1
         if activation.passive:
             return
-        if not activation.waiting:
-            watched = activation.watched
-            self.sink.step_times(watched.id, activation.code, activation.n, activation.begin, activation.body, now)
-            if activation.recorded is not None:
-                self.end_recorded(activation, now)
-        self._remove([activation])
+        try:
+            if not activation.waiting:
+                watched = activation.watched
+                self.sink.step_times(watched.id, activation.code, activation.n, activation.begin, activation.body, now)
+                if activation.recorded is not None:
+                    self.end_recorded(activation, now)
+        finally:
+            self._remove([activation])
         if activation.recorded is not None:
             self.sink.discard(activation.recorded)
             activation.recorded = None
@@ -699,9 +701,9 @@ class Tracker:
             if activation not in stack:
                 continue
             was_top = stack[-1] is activation
+            stack.remove(activation)
             if was_top and activation.recorded is not None:
                 self.sink.pause(activation.recorded)
-            stack.remove(activation)
             if not stack:
                 del self._stacks[activation.thread]
             elif was_top and stack[-1].recorded is not None:

@@ -8,6 +8,7 @@ from typing import Any
 
 RETURNED = 0
 YIELDED = -1
+_UNKNOWN = sys.maxsize
 _LONGEST = 1000
 
 
@@ -29,13 +30,13 @@ class NameTable:
     def numbers(self, things: list[Any]) -> list[int]:
         """The number of each code object, exception type or marker."""
         known = self._numbers
-        try:
-            return [known[id(thing)] for thing in things]
-        except KeyError:
-            for thing in things:
-                if id(thing) not in known:
-                    self._add(thing)
-            return [known[id(thing)] for thing in things]
+        numbers = [known.get(id(thing), _UNKNOWN) for thing in things]
+        if _UNKNOWN not in numbers:
+            return numbers
+        for thing in things:
+            if id(thing) not in known:
+                self._add(thing)
+        return [known[id(thing)] for thing in things]
 
     def take_new(self) -> list[dict[str, Any]]:
         """The records of numbers given since the last call: the trace must hold them before their numbers are used."""

@@ -8,7 +8,7 @@ from __future__ import annotations
 import contextlib
 import os
 import threading
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from itertools import compress, pairwise
 from operator import sub
 from pathlib import Path
@@ -30,22 +30,24 @@ class TraceWriter:
         self._lock = threading.RLock()
         self._written = 0
         self._pending = b""
+        self.receipt: object = None
 
     @property
     def bytes(self) -> int:
         """Bytes of all records so far."""
         return self._written + len(self._pending)
 
-    def write(self, records: Iterable[dict[str, Any]], taken: Callable[[], None] = lambda: None) -> None:
+    def write(self, records: Iterable[dict[str, Any]], receipt: object = None) -> None:
         """Append `records`; raises `OSError` if the file can't take them (yet). Does nothing once it is closed.
 
-        `taken` is called as soon as the records are held here; they are not lost from then on.
+        `self.receipt` is `receipt` as soon as the records are held here; they are not lost from then on, whatever this
+        raises.
         """
         data = b"".join(_line(record) for record in records)
         with self._lock:
             if self._descriptor >= 0:
-                self._pending += data
-                taken()
+                # No call in between, in which a signal's handler could run.
+                self._pending, self.receipt = self._pending + data, receipt
                 self._flush()
 
     def _flush(self) -> None:
