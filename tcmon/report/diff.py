@@ -8,14 +8,22 @@ which have not changed.
 """
 
 from array import array
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from math import exp, log
 from pathlib import PurePath
-from statistics import median
+from statistics import fmean, median
 from typing import Final
 
-from tcmon.report.noise import LEAST, Difference, batch_of, chance_of_absence, compare, in_batches, median_and_spread
+from tcmon.report.noise import (
+    LEAST,
+    Batches,
+    Difference,
+    batches_for,
+    chance_of_absence,
+    compare,
+    median_and_spread,
+)
 from tcmon.trace.calltree import FunctionTimes, add_calls
 from tcmon.trace.everystep import every_step
 from tcmon.trace.fields import Setting
@@ -127,7 +135,7 @@ def diff(a: Run, b: Run, *, least_change: float = 0.05) -> Diff:
 
     Of runs with several processes the first is taken. Raises TcmonError when a trace can't be read.
     """
-    measured = _measured(a), _measured(b)
+    measured = _measured(a, b)
     return Diff(
         a=a,
         b=b,
@@ -153,36 +161,45 @@ class _FunctionSeries:
 
 @dataclass(slots=True)
 class _Recorded:
-    """The recorded steps of a role, but for the very first step; sizes of their batches."""
+    """The recorded steps of a role, but for the very first step."""
 
+    batches: Batches
     steps: int = 0
-    sizes: list[int] = field(default_factory=list)
     functions: dict[_Key, _FunctionSeries] = field(default_factory=dict)
 
     def self_ns(self, key: _Key) -> list[float]:
-        return self._per_step(self.functions[key].self_ns)
+        """Self time per step, batch by batch."""
+        return [total / self.batches.size for total in self.functions[key].self_ns]
 
     def calls(self, key: _Key) -> list[float]:
-        return self._per_step(self.functions[key].calls)
-
-    def _per_step(self, sums: Sequence[int]) -> list[float]:
-        return [total / size for total, size in zip(sums, self.sizes, strict=True)]
+        """Calls per step, batch by batch."""
+        return [total / self.batches.size for total in self.functions[key].calls]
 
 
 @dataclass(slots=True)
 class _Measured:
-    """What is compared of a run: 16 bytes for each step, and for each function as many numbers as batches."""
+    """What is compared of a run: 16 bytes for each step, and for each function two numbers for each batch."""
 
     times: "Mapping[str, array[int]]"
     waits: "Mapping[str, array[int]]"
     recorded: Mapping[str, _Recorded]
 
 
-def _measured(run: Run) -> _Measured:
+def _measured(a: Run, b: Run) -> tuple[_Measured, _Measured]:
+    indices = [TraceIndex(run.processes[0].trace) if run.processes else None for run in (a, b)]
+    counts = [[sum(n > 1 for n in index.numbers(role)) if index else 0 for role in ROLES] for index in indices]
+    plans = [batches_for(*pair) for pair in zip(*counts, strict=True)]
+    first, second = (
+        _measured_run(run, index, {role: _Recorded(plan[which]) for role, plan in zip(ROLES, plans, strict=True)})
+        for which, (run, index) in enumerate(zip((a, b), indices, strict=True))
+    )
+    return first, second
+
+
+def _measured_run(run: Run, index: TraceIndex | None, recorded: Mapping[str, _Recorded]) -> _Measured:
     times = {role: array("q") for role in ROLES}
     waits = {role: array("q") for role in ROLES}
-    recorded = {role: _Recorded() for role in ROLES}
-    if run.processes:
+    if index is not None:
         process = run.processes[0]
         for each in every_step(process):
             role, n = each.times.role, each.times.n
@@ -190,15 +207,11 @@ def _measured(run: Run) -> _Measured:
             if role in times and n > 1 and each.recorded is None:
                 times[role].append(each.times.end)
                 waits[role].append(each.times.wait)
-        _add_functions(process, recorded)
+        _add_functions(process, index, recorded)
     return _Measured(times, waits, recorded)
 
 
-def _add_functions(process: Process, recorded: Mapping[str, _Recorded]) -> None:
-    index = TraceIndex(process.trace)
-    counts = {role: sum(n > 1 for n in index.numbers(role)) for role in ROLES}
-    for role in ROLES:
-        recorded[role].sizes = [0] * len({batch_of(at, counts[role]) for at in range(counts[role])})
+def _add_functions(process: Process, index: TraceIndex, recorded: Mapping[str, _Recorded]) -> None:
     keys = {id_: _key(function) for id_, function in index.functions.items()}
     pending = PendingCalls()
     for record in process.read():
@@ -208,27 +221,30 @@ def _add_functions(process: Process, recorded: Mapping[str, _Recorded]) -> None:
             rows = pending.take(record)
             of_role = recorded.get(record.role)
             # A running program may have added steps since they were counted.
-            if of_role is None or record.n == 1 or of_role.steps == counts[record.role]:
+            if of_role is None or record.n == 1 or of_role.steps == of_role.batches.count:
                 continue
-            batch = batch_of(of_role.steps, counts[record.role])
-            of_role.steps += 1
-            of_role.sizes[batch] += 1
             times: FunctionTimes = {}
             add_calls(times, record, rows)
-            seen = set()
-            for id_, time in times.items():
-                key = keys.get(id_)
-                if key is None:
-                    continue  # its record was lost, and nothing in the other run can be known as the same
-                series = of_role.functions.get(key)
-                if series is None:
-                    zeros = [0] * len(of_role.sizes)
-                    series = of_role.functions[key] = _FunctionSeries(index.functions[id_], zeros, [*zeros])
-                series.self_ns[batch] += time.self_ns
-                series.calls[batch] += time.calls
-                if key not in seen:
-                    seen.add(key)
-                    series.steps += 1
+            batch = of_role.batches.of(of_role.steps)
+            of_role.steps += 1
+            _add_step(of_role, batch, {id_: time for id_, time in times.items() if id_ in keys}, keys, index)
+
+
+def _add_step(
+    recorded: _Recorded, batch: int | None, times: FunctionTimes, keys: Mapping[int, _Key], index: TraceIndex
+) -> None:
+    # A function whose record was lost is left out: nothing in the other run can be known as the same.
+    for key, id_ in {keys[id_]: id_ for id_ in times}.items():
+        if key not in recorded.functions:
+            zeros = [0] * recorded.batches.number
+            recorded.functions[key] = _FunctionSeries(index.functions[id_], zeros, [*zeros])
+        recorded.functions[key].steps += 1
+    if batch is None:
+        return
+    for id_, time in times.items():
+        series = recorded.functions[keys[id_]]
+        series.self_ns[batch] += time.self_ns
+        series.calls[batch] += time.calls
 
 
 def _key(function: Function) -> _Key:
@@ -249,9 +265,9 @@ def _steps(role: str, a: _Measured, b: _Measured, least_change: float) -> StepsD
     counts = len(a.times[role]), len(b.times[role])
     if min(counts) < LEAST:
         return StepsDiff(role, counts, None, None, claimed=False)
-    error = _ERROR / 2
-    time = compare(in_batches(a.times[role], median), in_batches(b.times[role], median), error)
-    wait = compare(in_batches(a.waits[role], median), in_batches(b.waits[role], median), error)
+    cut_a, cut_b = batches_for(*counts)
+    time = compare(cut_a.levels(a.times[role], median), cut_b.levels(b.times[role], median), _ERROR)
+    wait = compare(cut_a.levels(a.waits[role], median), cut_b.levels(b.waits[role], median), _ERROR)
     return StepsDiff(role, counts, time, wait, time.beyond_noise and _is_large(time, least_change))
 
 
@@ -306,13 +322,13 @@ def _role(role: str, a: _Measured, b: _Measured, least_change: float) -> RoleDif
 
 def _in_functions(recorded: _Recorded) -> float:
     """The time in functions per recorded step."""
-    return sum(sum(series.self_ns) for series in recorded.functions.values()) / recorded.steps
+    return sum(fmean(recorded.self_ns(key)) for key in recorded.functions)
 
 
 def _only_in(role: str, one: _Recorded, other: _Recorded, error: float) -> tuple[OnlyIn, ...]:
     """Functions that one run calls so often that it is no chance that the other doesn't."""
     found = [
-        OnlyIn(role, series.function, series.steps, one.steps, sum(series.self_ns) / one.steps)
+        OnlyIn(role, series.function, series.steps, one.steps, fmean(one.self_ns(key)))
         for key, series in one.functions.items()
         if key not in other.functions and chance_of_absence(series.steps, one.steps, other.steps) < error
     ]

@@ -6,7 +6,6 @@ from pathlib import Path
 from typing import Final
 
 from rich.console import Console, RenderableType
-from rich.table import Table
 from rich.text import Text
 
 from tcmon.report import wording
@@ -16,6 +15,7 @@ from tcmon.report.noise import LEAST, Difference
 from tcmon.trace.fields import Setting
 from tcmon.trace.reader import Run
 
+_BLANK: Final = Text()
 _PLACE_WIDTH: Final = 12
 _NAME_WIDTH: Final = 20
 
@@ -24,14 +24,11 @@ def render_diff(diff: Diff, console: Console, *, top: int) -> None:
     """Print on `console` what differs, of the functions `top` in each list."""
     page = _DiffPage(diff, console, top)
     for section in (page.heading(), page.steps(), page.functions(), page.conclusion()):
-        parts = list(section)
-        for part in parts:
+        for part in section:
             if isinstance(part, Text):
                 show_line(part, console)
             else:
                 show(part, console)
-        if parts:
-            console.print()
 
 
 class _DiffPage:
@@ -55,16 +52,17 @@ class _DiffPage:
         shown = [each for each in self._diff.steps if any(each.counts)]
         if not shown:
             return
+        yield _BLANK
         rows = table()
         rows.add_column("Steps", no_wrap=True)
-        for head in ("A", "B", "change", "within noise"):
+        for head in ("A", "B", "change", "interval"):
             rows.add_column(head, justify="right", no_wrap=True)
         rows.add_column("", no_wrap=True)
         for each in shown:
             for what, difference in ((each.role, each.time), ("  of it waiting", each.wait)):
                 if difference is None:
                     continue
-                verdict = _verdict(difference, claimed=each.claimed) if what == each.role else Text()
+                verdict = self._verdict(difference, claimed=each.claimed) if what == each.role else Text()
                 rows.add_row(Text(what), *self._cells(difference), verdict)
         if rows.row_count:
             yield rows
@@ -79,6 +77,7 @@ class _DiffPage:
                 continue
             recorded = f"{role.recorded[0]:,} and {role.recorded[1]:,} {role.role} steps recorded"
             if not role.enough:
+                yield _BLANK
                 yield Text(f"Functions not compared: {recorded}, {LEAST} needed of each", FAINT)
                 continue
             yield from self._slower_or_faster(role, recorded)
@@ -89,16 +88,25 @@ class _DiffPage:
     def conclusion(self) -> Iterator[RenderableType]:
         if self._diff.nothing_claimed:
             least = wording.share(self._diff.least_change)
+            yield _BLANK
             yield Text(f"No difference beyond noise, and beyond {least}, was found.", GOOD)
 
     def _slower_or_faster(self, role: RoleDiff, recorded: str) -> Iterator[RenderableType]:
         claimed = [each for each in role.functions if each.claimed]
-        if not claimed:
-            return
         general = ""
         if role.common is not None and role.scatter is not None:
-            general = f"; functions in general took {role.common:.2f} times as long, give or take {role.scatter:.0%}"
-        yield Text.assemble(("Self time per recorded step", HEADING), (f"  {recorded}{general}", FAINT))
+            general = f"functions in general took {role.common:.2f} times as long, give or take {role.scatter:.0%}"
+        if not claimed:
+            if general and any(each.role == role.role and each.claimed for each in self._diff.steps):
+                yield _BLANK
+                yield Text(
+                    f"No function alone changed; {role.role} {general}, as on another or a busier machine", FAINT
+                )
+            return
+        yield _BLANK
+        yield Text.assemble(("Self time per recorded step", HEADING), (f"  {recorded}", FAINT))
+        if general:
+            yield Text(f"{general[0].upper()}{general[1:]}; these went their own way:", FAINT)
         columns = {head: [self._cells(each.self_ns)[at] for each in claimed] for at, head in enumerate(_HEADS)}
         yield from self._table(columns, claimed)
 
@@ -107,6 +115,7 @@ class _DiffPage:
         if not claimed:
             return
         claimed.sort(key=lambda each: abs(each.calls.change), reverse=True)
+        yield _BLANK
         yield Text.assemble(("Calls per recorded step", HEADING), (f"  {role.role}", FAINT))
         columns = {
             "A": [wording.count(each.calls.a) for each in claimed],
@@ -116,6 +125,7 @@ class _DiffPage:
 
     def _only_in(self, title: str, functions: Sequence[OnlyIn]) -> Iterator[RenderableType]:
         if functions:
+            yield _BLANK
             yield Text.assemble((title, HEADING), (f"  {functions[0].role}, self time per recorded step", FAINT))
             columns = {
                 "self": [wording.duration(each.self_ns) for each in functions],
@@ -131,7 +141,7 @@ class _DiffPage:
         room = self._width - sum(max(len(head), *map(len, column)) + 2 for head, column in cells.items())
         names = [wording.printable(each.function.qualname, self._encoding) for each in shown]
         for_names = max(_NAME_WIDTH, min(max(map(len, names)), room - _PLACE_WIDTH - 2))
-        rows = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style=HEADING)
+        rows = table()
         for head in cells:
             rows.add_column(head, justify="right", no_wrap=True)
         rows.add_column("function", no_wrap=True)
@@ -154,6 +164,13 @@ class _DiffPage:
         low, high = difference.low / difference.a, difference.high / difference.a
         return [a, b, f"{difference.change / difference.a:+.1%}", f"{low:+.1%} to {high:+.1%}"]
 
+    def _verdict(self, difference: Difference, *, claimed: bool) -> Text:
+        if not difference.beyond_noise:
+            return Text("no difference", FAINT)
+        if not claimed:
+            return Text(f"less than {wording.share(self._diff.least_change)}", FAINT)
+        return Text("slower", BAD) if difference.change > 0 else Text("faster", GOOD)
+
     def _run(self, run: Run) -> str:
         meta = run.meta
         where = wording.path(str(run.path.absolute()), self._cwd)
@@ -163,13 +180,7 @@ class _DiffPage:
         return Text(wording.printable(text, self._encoding), style)
 
 
-_HEADS: Final = ("A", "B", "change", "within noise")
-
-
-def _verdict(difference: Difference, *, claimed: bool) -> Text:
-    if not claimed:
-        return Text("no difference" if not difference.beyond_noise else "too small to say", FAINT)
-    return Text("slower", BAD) if difference.change > 0 else Text("faster", GOOD)
+_HEADS: Final = ("A", "B", "change", "interval")
 
 
 def _setting(value: Setting) -> str:

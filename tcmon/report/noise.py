@@ -11,13 +11,14 @@ from math import exp, lgamma, log, log1p, sqrt
 from statistics import fmean, median
 from typing import Final
 
-BATCHES: Final = 25
-"""Into how many batches a series is cut."""
-
 LEAST: Final = 6
 """Measurements that a series must have to be compared."""
 
 _TRIMMED: Final = 0.2
+
+# Into how many batches the longer of two series is cut, and the most where the shorter one makes batches small.
+_BATCHES: Final = 25
+_MOST_BATCHES: Final = 200
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,23 +46,48 @@ class Difference:
         return self.low > 0 or self.high < 0
 
 
-def batch_of(index: int, count: int) -> int:
-    """The batch of measurement `index` out of `count`."""
-    return index * min(BATCHES, count) // count
+@dataclass(frozen=True, slots=True)
+class Batches:
+    """Cuts a series of `count` measurements into batches of `size`, spread evenly over it; some may be in none.
+
+    Series that are compared have batches of one size: the level of few measurements is another than that of many
+    where a distribution is skewed.
+    """
+
+    count: int
+    size: int
+    number: int
+
+    def of(self, index: int) -> int | None:
+        """The batch that a measurement is in."""
+        if not self.number:
+            return None
+        batch = index * self.number // self.count
+        first = -(-batch * self.count // self.number)
+        return batch if index - first < self.size else None
+
+    def levels(self, values: Sequence[int], level: Callable[[Sequence[int]], float] = fmean) -> list[float]:
+        """The level of each batch of a series."""
+        batches: list[list[int]] = [[] for _ in range(self.number)]
+        for index, value in enumerate(values):
+            if (batch := self.of(index)) is not None:
+                batches[batch].append(value)
+        return [level(batch) for batch in batches]
 
 
-def in_batches(values: Sequence[int], level: Callable[[Sequence[int]], float] = fmean) -> list[float]:
-    """The level of each batch of a series."""
-    batches: list[list[int]] = [[] for _ in range(min(BATCHES, len(values)))]
-    for index, value in enumerate(values):
-        batches[batch_of(index, len(values))].append(value)
-    return [level(batch) for batch in batches]
+def batches_for(count_a: int, count_b: int) -> tuple[Batches, Batches]:
+    """How two series are cut to be compared."""
+    size = max(1, min(-(-max(count_a, count_b) // _BATCHES), min(count_a, count_b) // LEAST))
+    return (
+        Batches(count_a, size, min(count_a // size, _MOST_BATCHES)),
+        Batches(count_b, size, min(count_b // size, _MOST_BATCHES)),
+    )
 
 
 def compare(a: Sequence[float], b: Sequence[float], error: float) -> Difference:
     """The difference of two series of batches; noise leaves its interval with a probability of `error`.
 
-    Each series needs three batches at least, and `LEAST` for the probability to hold.
+    Each series needs three batches at least.
     """
     level_a, variance_a, kept_a = _trimmed(a)
     level_b, variance_b, kept_b = _trimmed(b)
