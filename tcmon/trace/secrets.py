@@ -13,8 +13,7 @@ _SECRET = frozenset(
 )
 _SECRET_LAST = frozenset({"token", "key", "auth", "pass", "pat", "bearer", "authorization"})
 _NO_SECRET_LAST = frozenset({"file", "path", "dir", "folder", "length", "len", "size", "min", "max"})
-_ASSIGNMENT = re.compile(r"([^\s=]+)=(.+)", re.DOTALL)
-_HEADER = re.compile(r"([\w-]+):\s*(\S.*)", re.DOTALL)
+_ASSIGNMENT = re.compile(r"([^\s=:?&]+(?:=|:\s*))(.+)", re.DOTALL)
 _IN_URL = re.compile(r"(\b[a-z][a-z0-9+.-]*://)[^/?#\s@]+@", re.IGNORECASE)
 _QUERY = re.compile(r"([?&;])([^?&;=\s#]+)=([^?&;\s#]+)")
 
@@ -34,10 +33,9 @@ def masked(command: Sequence[str]) -> list[str]:
 
 
 def _masked(word: str) -> str:
-    for form, between in ((_ASSIGNMENT, "="), (_HEADER, ": ")):
-        parts = form.fullmatch(word)
-        if parts is not None and _names_secret(parts[1]):
-            return f"{parts[1]}{between}{MASK}"
+    parts = _ASSIGNMENT.fullmatch(word)
+    if parts is not None and _names_secret(parts[1]):
+        return parts[1] + MASK
     word = _IN_URL.sub(rf"\1{MASK}@", word)
     return _QUERY.sub(lambda part: f"{part[1]}{part[2]}={MASK if _names_secret(part[2]) else part[3]}", word)
 
