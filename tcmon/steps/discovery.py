@@ -27,7 +27,6 @@ from tcmon.steps.named import NamedLoops
 from tcmon.steps.tracker import Tracker
 
 _GRAD_MODE = "autograd/grad_mode.py"
-_MODULE = ("Module._wrapped_call_impl", "nn/modules/module.py")
 _PATIENCE = 100
 """How often a function that trains without a loop is met outside any loop before it is no longer looked at."""
 
@@ -58,6 +57,7 @@ class Discovery:
         self._signals: dict[str, tuple[str, Callable[[FrameType], Any]]] = {
             "Optimizer.profile_hook_step.<locals>.wrapper": ("optim/optimizer.py", confirmation.on_step),
             "backward": ("autograd/__init__.py", confirmation.on_backward),
+            "Module._wrapped_call_impl": ("nn/modules/module.py", evaluation.module_starts),
             "no_grad.__enter__": (_GRAD_MODE, evaluation.gradients_off),
             "no_grad.__exit__": (_GRAD_MODE, evaluation.gradients_on),
             "inference_mode.__enter__": (_GRAD_MODE, evaluation.gradients_off),
@@ -65,7 +65,7 @@ class Discovery:
             "set_grad_enabled.__init__": (_GRAD_MODE, evaluation.gradients_set),
             "set_grad_enabled.__exit__": (_GRAD_MODE, evaluation.gradients_on),
         }
-        """Functions of torch whose every start tells something: by qualified name, the file and what is called."""
+        """Functions of torch whose start tells something: by qualified name, the file and what is called."""
         self._found = found
         self._failed = failed
         self._called: dict[int, tuple[CodeType, Callable[[FrameType], Any]]] = {}
@@ -89,10 +89,9 @@ class Discovery:
             if called is not None:
                 return called[1](sys._getframe(1))
             self.seen += 1
-            for name, loop in self._named.in_code(code):
-                proposal = Proposal(loop, name.role, (f"--{name.role}-loop {name.place}",))
-                self._tracker.watch(code, [(self._found(code, proposal, "manual"), loop, name.role)], manual=True)
-            if is_telling(code) or self._codebase.is_torch(code.co_filename):
+            if self._named.roles:
+                self._watch_named(code)
+            if code.co_qualname in self._signals or is_telling(code) or computes_loss(code):
                 # Another thread that runs the code meanwhile waits, or its first iterations would be missed.
                 with self._lock:
                     return self._look_at(code, sys._getframe(1))
@@ -136,16 +135,22 @@ class Discovery:
     def _look_for_signal(self, code: CodeType, frame: FrameType) -> Any:
         signal = self._signals.get(code.co_qualname)
         if signal is not None and code.co_filename.endswith(signal[0]):
+            if signal[1] == self._evaluation.module_starts:
+                self._evaluation.module_starts(frame)
+                return DISABLE
             return self._from_now_on(code, frame, signal[1])
-        if code.co_qualname == _MODULE[0] and code.co_filename.endswith(_MODULE[1]):
-            self._evaluation.module_starts(frame)
-        elif computes_loss(code):
+        if computes_loss(code):
             self._evaluation.loss_starts(frame)
         return DISABLE
 
     def _from_now_on(self, code: CodeType, frame: FrameType, called: Callable[[FrameType], Any]) -> Any:
         self._called[id(code)] = (code, called)
         return called(frame)
+
+    def _watch_named(self, code: CodeType) -> None:
+        for name, loop in self._named.in_code(code):
+            proposal = Proposal(loop, name.role, (f"--{name.role}-loop {name.place}",))
+            self._tracker.watch(code, [(self._found(code, proposal, "manual"), loop, name.role)], manual=True)
 
     def _watch(self, code: CodeType, proposals: list[Proposal]) -> None:
         chosen = [p for p in proposals if self._tracker.find(code, p.loop) is None and p.role not in self._named.roles]

@@ -29,10 +29,9 @@ _LOSSES = frozenset({"cross_entropy", "binary_cross_entropy", "binary_cross_entr
 
 
 def computes_loss(code: CodeType) -> bool:
-    """Whether `code`, of torch, is a loss function of `torch.nn.functional`."""
-    return code.co_filename.endswith("functional.py") and (
-        code.co_name in _LOSSES or (code.co_name.endswith("_loss") and not code.co_name.startswith("_"))
-    )
+    """Whether `code` is named like a loss function of `torch.nn.functional`, and stands in such a file."""
+    name = code.co_name
+    return (name in _LOSSES or name.endswith("_loss")) and code.co_filename.endswith("functional.py")
 
 
 class Evaluation:
