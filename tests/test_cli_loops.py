@@ -183,3 +183,12 @@ def test_what_a_terminal_would_act_on_is_escaped(folder: Path) -> None:
     shown = tcmon_run("loops", "bell.py", cwd=folder).stdout
     assert "\x07" not in shown
     assert "\x1b" not in shown
+
+
+def test_a_function_of_endless_length_is_left_out_and_named(folder: Path) -> None:
+    lines = "\n".join(f"        x{n} = f({n}, y{n})" for n in range(8000))
+    (folder / "long.py").write_text(f"def generated():\n    for b in loader:\n{lines}\n        opt.step()\n")
+    ended = tcmon_run("loops", "long.py", "train.py", cwd=folder)
+    assert ended.returncode == 0
+    assert ended.stderr == "tcmon: warning: long.py: generated (line 1) is too long, its loops are not shown\n"
+    assert "train.py:5" in ended.stdout

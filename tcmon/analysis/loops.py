@@ -404,11 +404,7 @@ class _Statements:
         self._loops: list[_LoopStatement] = []
         if tree is not None:
             first = code.co_firstlineno
-            self._loops = [
-                node
-                for node in ast.walk(tree)
-                if isinstance(node, ast.For | ast.While | ast.AsyncFor) and (node.end_lineno or 0) >= first
-            ]
+            self._loops = [loop for loop in _loop_statements(tree) if (loop.end_lineno or 0) >= first]
 
     def while_at(self, instruction: Instruction) -> ast.While | None:
         """The `while` whose test holds an instruction."""
@@ -423,6 +419,19 @@ class _Statements:
             if not isinstance(loop, ast.While) and start.line is not None and _within(start, _span(loop.target)):
                 return loop
         return None
+
+
+def _loop_statements(tree: ast.AST) -> Iterator[_LoopStatement]:
+    pending = [tree]
+    for node in pending:
+        if isinstance(node, ast.For | ast.While | ast.AsyncFor):
+            yield node
+        # A loop stands in a block of statements, and never within an expression.
+        pending += [
+            child
+            for child in ast.iter_child_nodes(node)
+            if isinstance(child, ast.stmt | ast.excepthandler | ast.match_case)
+        ]
 
 
 def _span(node: ast.expr | ast.stmt) -> tuple[int, int, int, int]:

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from types import CodeType
 
 from tcmon.analysis.loops import LoopForest
-from tcmon.analysis.roles import Analysis, Role, RoleFinder
+from tcmon.analysis.roles import Analysis, Role, RoleFinder, is_too_long
 from tcmon.analysis.scopes import Program
 
 _GENERATED = ("<genexpr>", "<listcomp>", "<setcomp>", "<dictcomp>")
@@ -29,10 +29,17 @@ def module_loops(code: CodeType, tree: ast.AST) -> list[ModuleLoop]:
     return sorted(_loops(code, tree), key=lambda loop: (loop.line, loop.qualname))
 
 
+def too_long(code: CodeType) -> list[CodeType]:
+    """The functions of a module that are too long to be analysed."""
+    return [each for each in Program(code).codes if is_too_long(each)]
+
+
 def _loops(code: CodeType, tree: ast.AST) -> Iterator[ModuleLoop]:
     program, analysis = Program(code), Analysis()
     statements = {node.lineno for node in ast.walk(tree) if isinstance(node, ast.For | ast.While | ast.AsyncFor)}
     for each in program.codes:
+        if is_too_long(each):
+            continue
         scope = program.scope(each)
         graph = scope.reading.graph
         if not graph.has_cycle or not (forest := LoopForest(each, tree, graph)).loops:

@@ -23,6 +23,9 @@ from tcmon.analysis.loops import Loop, LoopForest
 from tcmon.analysis.scopes import Program, Scope
 from tcmon.analysis.training import Trace, Training
 
+LONGEST = 100_000
+"""Bytes of bytecode in one code object from which it is not analysed: some five times the longest seen in programs that
+people write, and more than start-up can wait for."""
 _REASONS = 6
 """How many reasons are given for a role."""
 
@@ -46,10 +49,15 @@ class Proposal:
 def is_telling(code: CodeType) -> bool:
     """Whether `code` may hold or belong to a training or evaluation loop: a quick look that dismisses most code."""
     if not evidence.TELLING.isdisjoint(code.co_names):
-        return True
+        return not is_too_long(code)
     name = code.co_name
     # Each of an evaluation's words has one of these, whatever its case; thousands of names are asked about.
     return ("al" in name or "est" in name or "ev" in name) and evidence.names_evaluation(name)
+
+
+def is_too_long(code: CodeType) -> bool:
+    """Whether the analysis of `code` would take too long, as that of generated code may."""
+    return len(code.co_code) > LONGEST
 
 
 class Analysis:
@@ -64,6 +72,8 @@ class Analysis:
         key = id(scope.code)
         if key not in self._training:
             self._training[key] = None
+            if is_too_long(scope.code):
+                return None
             training = Training(forest or LoopForest(scope.code, graph=scope.reading.graph), scope, self.training)
             _ = training.signs
             self._training[key] = training

@@ -61,7 +61,7 @@ def loops(files: tuple[str, ...], *, as_json: bool, with_others: bool, no_color:
 
 
 def _analyse(name: str, with_others: bool) -> _Source:
-    from tcmon.analysis.modules import module_loops
+    from tcmon.analysis.modules import module_loops, too_long
 
     path = Path(name)
     if path.exists() and not path.is_file():
@@ -72,6 +72,9 @@ def _analyse(name: str, with_others: bool) -> _Source:
         tree = ast.parse(text, name)
         code = compile(text, name, "exec", dont_inherit=True)
     found = module_loops(code, tree)
+    for each in too_long(code):
+        where = f"{each.co_qualname} (line {each.co_firstlineno})"
+        print(f"tcmon: warning: {_shown(name)}: {_shown(where)} is too long, its loops are not shown", file=sys.stderr)
     return _Source(name, text.splitlines(), [loop for loop in found if loop.role is not None or with_others])
 
 
@@ -86,8 +89,6 @@ def _decoded(content: bytes) -> str:
 
 
 def _fault(name: str, error: Exception) -> str:
-    from tcmon.report.wording import printable
-
     if isinstance(error, SyntaxError) and error.lineno:
         why = f"{error.msg} (line {error.lineno})"
     elif isinstance(error, OSError):
@@ -98,7 +99,13 @@ def _fault(name: str, error: Exception) -> str:
         why = "it is nested too deeply to be compiled"
     else:
         why = str(error)
-    return printable(f"can't analyse {name!r}: {why[:1].lower() + why[1:]}", sys.stderr.encoding)
+    return _shown(f"can't analyse {name!r}: {why[:1].lower() + why[1:]}")
+
+
+def _shown(text: str) -> str:
+    from tcmon.report.wording import printable
+
+    return printable(text, sys.stderr.encoding)
 
 
 def _print_json(sources: list[_Source]) -> None:
