@@ -136,6 +136,26 @@ def test_stages_follow_each_other(tmp_path: Path) -> None:
     ]
 
 
+def test_what_is_recorded_outside_of_steps_is_no_step(tmp_path: Path) -> None:
+    records = [
+        *NAMES,
+        steps([10, 10]),
+        calls(1, 30, [(1, 1), (0, 5)], role="other", loop=0),
+        step(1, 30, 12, role="other", loop=0) | {"stage": "checkpointing"},
+        steps([10], first=3, begin=50),
+    ]
+    events, result = exported(write_run(tmp_path, records))
+    assert events.order == ["stages", "train steps", "calls of thread 1 (outside of steps)"]
+    assert [one.name for one in events.tracks["train steps"]] == ["train 1", "train 2", "train 3"]
+    assert shape(events.tracks["stages"]) == [
+        ("training", 0, 20, []),
+        ("checkpointing", 30, 42, []),
+        ("training", 50, 60, []),
+    ]
+    assert shape(events.tracks["calls of thread 1 (outside of steps)"]) == [("f1", 31, 36, [])]
+    assert (result.steps, result.recorded) == (3, 0)
+
+
 def test_threads_and_loops_have_tracks_of_their_own(tmp_path: Path) -> None:
     records = [
         *NAMES,

@@ -19,10 +19,10 @@ from tcmon.export.chrome import ChromeTrace, described, encoded, track_of
 from tcmon.export.lanes import Lanes
 from tcmon.export.selection import ALL_TIME, StepRange, Window, no_such_steps, window_of
 from tcmon.trace.calltree import RETURNED, Call
-from tcmon.trace.everystep import TimedStep, every_step
+from tcmon.trace.everystep import OUTSIDE, TimedStep, every_step
 from tcmon.trace.index import TraceIndex
 from tcmon.trace.reader import Process, RecordedStep, Run, reason_of
-from tcmon.trace.records import Function, Loop
+from tcmon.trace.records import Function, Loop, Step
 
 # Slices overlap only in damaged traces and where threads run one loop; more lanes than that are no help.
 _LANES: Final = 16
@@ -139,7 +139,8 @@ class _ProcessExport:
             times = each.times
             end = times.begin + times.end
             if self._window.holds(times.begin, end):
-                self._write_step(each)
+                if times.role != OUTSIDE:
+                    self._write_step(each)
                 stages.add(each.stage, times.begin, end)
         stages.close()
 
@@ -200,7 +201,7 @@ class _ProcessExport:
         """The calls of a step: for each thread those in the order of time."""
         recorded = self._index.load(file, place)
         self._advance(self._index.size(place))
-        self._exported.recorded += 1
+        self._exported.recorded += recorded.step.role != OUTSIDE
         threads: dict[int, list[Call]] = {}
         for root in recorded.calls:
             threads.setdefault(root.thread, []).append(root)
@@ -237,7 +238,7 @@ class _ProcessExport:
     def _add_thread(self, thread: int, recorded: RecordedStep) -> None:
         if thread not in self._threads:
             number = len(self._threads) + 1
-            where = f"{recorded.step.role} steps" if thread == recorded.step.thread else "beside the steps"
+            where = _where(recorded.step, thread)
             self._threads[thread] = _Track(f"calls of thread {number} ({where})", _THREAD_ORDER + _LANES * number)
 
     def _lane_of(self, track: _Track, lane: int) -> str:
@@ -291,6 +292,12 @@ class _Stages:
         if self._before is not None:
             self._write(*self._before)
             self._before = None
+
+
+def _where(step: Step, thread: int) -> str:
+    if thread != step.thread:
+        return "beside the steps"
+    return "outside of steps" if step.role == OUTSIDE else f"{step.role} steps"
 
 
 def _described(function: Function) -> str:

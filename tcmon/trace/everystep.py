@@ -17,7 +17,10 @@ from tcmon.trace.records import Step, Steps
 # a journal holds is written at a time.
 _BATCH: Final = 1 << 16
 
-# The journal doesn't tell.
+OUTSIDE: Final = "other"
+"""The role of what is recorded outside of all steps, after the program entered a stage; it is no step."""
+
+# Of the steps in the journal only the role is known.
 _STAGES: Final = {"train": "training", "eval": "evaluation"}
 
 
@@ -32,6 +35,8 @@ class TimedStep:
 
 def every_step(process: Process, advance: Callable[[int], object] | None = None) -> Iterator[TimedStep]:
     """The steps of `process` in the order in which they ended; `advance` is told of the bytes read.
+
+    Among them is, with the role `OUTSIDE`, what was recorded outside of steps.
 
     Raises TcmonError when a file of the process can't be read.
     """
@@ -62,12 +67,14 @@ def every_step(process: Process, advance: Callable[[int], object] | None = None)
             written[record.role] = max(written.get(record.role, 0), record.first + len(record.begin) - 1)
             continue
         yield from drained()
-        if isinstance(record, Step) and record.n > written.get(record.role, 0):
+        if isinstance(record, Step):
+            times = StepTimes(record.role, record.loop, record.n, record.begin, record.wait, record.end)
             key = record.role, record.n
-            recorded[key] = record
-            unwritten.setdefault(
-                key, StepTimes(record.role, record.loop, record.n, record.begin, record.wait, record.end)
-            )
+            if record.role == OUTSIDE:
+                yield TimedStep(times, record.stage, record)
+            elif record.n > written.get(record.role, 0):
+                recorded[key] = record
+                unwritten.setdefault(key, times)
     for key, times in unwritten.items():
         step = recorded.get(key)
         batch.append((times, _STAGES.get(times.role, times.role) if step is None else step.stage))
