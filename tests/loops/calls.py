@@ -325,3 +325,58 @@ def step_g(batch):
 steps = {"d": step_d, "g": step_g}
 for i, batch in enumerate(loader):  # tcmon: train
     steps["d" if i % 2 else "g"](batch)
+
+# %% an optimizer in a wrapper of another method, an epoch loop around
+import torch
+
+
+class ScheduledOptim:
+    def step_and_update_lr(self):
+        self._update_learning_rate()
+        self._optimizer.step()
+
+
+def train_epoch(model, training_data, optimizer):
+    for batch in tqdm(training_data, leave=False):  # tcmon: train
+        optimizer.zero_grad()
+        loss = model(batch)
+        loss.backward()
+        optimizer.step_and_update_lr()
+
+
+def train(model):
+    for epoch_i in range(10):
+        train_epoch(model, training_data, optimizer)
+        log.write(str(epoch_i))
+
+
+# %% a trainer from elsewhere that is handed the optimizer, micro batches in a function
+import torch
+
+
+def main():
+    opt = torch.optim.AdamW(mp_trainer.master_params)
+
+    def forward_backward_log(loader):
+        for i, part in enumerate(split_microbatches(next(loader))):
+            loss = model(part)
+            if i == 0:
+                mp_trainer.zero_grad()
+            mp_trainer.backward(loss)
+
+    for step in range(iterations):  # tcmon: train
+        forward_backward_log(data)
+        mp_trainer.optimize(opt)
+        if val_data is not None:
+            with torch.no_grad():
+                forward_backward_log(val_data)
+
+
+# %% no loop around: the step is its caller's
+import torch
+
+
+def train_step(samples):
+    for sample in samples:
+        loss = model(sample)
+        optimizer.backward(loss)

@@ -185,3 +185,78 @@ def evaluate_and_print(results, test_names):
     for batch in val_loader:
         sizes.append(len(batch))
     return [model(x) for x in extra]
+
+# %% a model by another name is known by its mode
+import torch
+
+
+def validate(args, gen, mel, val_loader):
+    gen.eval()
+    with torch.no_grad():
+        for i, batch in enumerate(val_loader):  # tcmon: eval
+            with torch.autocast("cuda"):
+                y = gen(batch)
+            difference = F.l1_loss(mel(y), batch)
+    gen.train()
+
+
+# %% attacks are part of an evaluation
+import torch
+
+
+def attack_pgd(model, X, y):
+    delta = torch.zeros_like(X, requires_grad=True)
+    for _ in range(10):
+        loss = F.cross_entropy(model(X + delta), y)
+        loss.backward()
+        grad = delta.grad.detach()
+        delta.data = clamp(delta + 0.1 * torch.sign(grad), -0.3, 0.3)
+    return delta
+
+
+def main():
+    model.eval()
+    for i, (X, y) in enumerate(test_loader):  # tcmon: eval
+        delta = attack_pgd(model, X, y)
+        with torch.no_grad():
+            correct += (model(X + delta).argmax(1) == y).sum()
+
+
+# %% images and features for people to look at
+import torch
+
+
+def log_validation(pipeline, args):
+    for i, prompt in enumerate(args.validation_prompts):
+        images.append(pipeline(prompt).images[0])
+    for image in args.validation_images:
+        images.append(vae(image))
+
+
+model.eval()
+with torch.no_grad():
+    for k, video in enumerate(loader):
+        features = model(video)
+        save(features)
+
+# %% numbers of steps that have test in their names
+import torch
+
+
+def finetune(self, x, y):
+    for k in range(1, self.update_step_test):
+        loss = F.cross_entropy(self.net(x, fast_weights), y)
+        grad = torch.autograd.grad(loss, fast_weights)
+        fast_weights = list(map(lambda p: p[1] - self.lr * p[0], zip(grad, fast_weights)))
+
+
+# %% episodes of a policy
+import torch
+
+
+def evaluate(env, actor, eval_episodes):
+    actor.eval()
+    while len(returns) < eval_episodes:  # tcmon: eval
+        with torch.no_grad():
+            actions = actor(obs)
+        obs, _, _, _, infos = env.step(actions)

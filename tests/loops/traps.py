@@ -143,3 +143,70 @@ while not ready():
     sleep(1)
 for i, layer in enumerate(model.layers):
     x = layer(x)
+
+# %% memory is reserved by a backward that nothing comes of
+import torch
+
+
+def main():
+    for n_frames in range(a, b, 8):
+        loss = ctc(model(torch.randn(4, n_frames)), text)
+        loss.backward()
+        model.zero_grad()
+    for batch in train_loader:  # tcmon: train
+        loss = ctc(model(batch), text)
+        loss.backward()
+        if accumulated == 4:
+            optimizer.step()
+
+
+# %% speed is measured
+import torch
+
+
+def profile(ops, n):
+    for m in ops:
+        for _ in range(n):
+            y = m(x)
+            y.sum().backward()
+
+
+def measure(fn):
+    for _ in range(100):
+        fn()
+
+
+measure(lambda: model(x).sum().backward())
+
+# %% sampling with guidance, restoration by gradients of an image
+import torch
+
+
+@torch.no_grad()
+def __call__(self, prompt):
+    for i, t in enumerate(self.scheduler.timesteps):
+        noise_pred = self.unet(latents, t)
+        latents = self.scheduler.step(noise_pred, t, latents).prev_sample
+
+
+def langevin(energy, x):
+    for _ in range(60):
+        x.requires_grad_()
+        grad = torch.autograd.grad(energy(x).sum(), x)[0]
+        x = x - 10 * grad + noise()
+
+
+# %% tests of a library
+import torch
+
+
+def test_gradients():
+    for shape in shapes:
+        layer(torch.randn(shape)).sum().backward()
+        assert layer.weight.grad is not None
+
+
+def test_outputs(self):
+    for height, width in self.sizes:
+        output = self.model(inputs(height, width))
+        assert output.shape == (height, width)
