@@ -321,6 +321,8 @@ class ModuleScope:
     def __init__(self, program: Program, code: CodeType) -> None:
         self.program = program
         self._code = code
+        self._is_asking = False
+        self._callers: list[tuple[Scope, Call]] | None = None
 
     @property
     def code(self) -> CodeType:
@@ -335,6 +337,14 @@ class ModuleScope:
         return self.program.is_of_other_framework
 
     def callers(self) -> list[tuple[Scope, Call]]:
+        if self._callers is None:
+            found = self._find_callers()
+            if self._is_asking:
+                return found
+            self._callers = found
+        return self._callers
+
+    def _find_callers(self) -> list[tuple[Scope, Call]]:
         name = self._code.co_name
         found: list[tuple[Scope, Call]] = []
         for code in self.program.codes:
@@ -350,12 +360,33 @@ class ModuleScope:
     def callees(self, call: Call) -> list[Scope]:
         program = self.program
         codes = program.callables(call, self._code)
+        if not codes and isinstance(call.function, Name):
+            codes = self._handed_in(call.function.id)
         if not codes or call.name == "step":
             # A function that is handed to one from elsewhere is called by it: optimizer.step(closure)
             for arg in call.args:
                 if isinstance(arg, Name | Attribute | Function):
                     codes += [v for v in program.values(arg, self._code, 4) if isinstance(v, CodeType)]
         return [program.scope(code) for code in codes if code is not self._code]
+
+    def _handed_in(self, name: str) -> list[CodeType]:
+        """The functions that callers of this code hand in as the parameter `name`."""
+        code = self._code
+        parameters = code.co_varnames[: code.co_argcount + code.co_kwonlyargcount]
+        if name not in parameters or code is self.program.root or self._is_asking:
+            return []
+        self._is_asking = True
+        try:
+            callers = self.callers()
+        finally:
+            self._is_asking = False
+        position = parameters.index(name) - (self.program.class_around(code) is not None)
+        found: list[CodeType] = []
+        for scope, call in callers:
+            given = call.keywords.get(name) or (call.args[position] if 0 <= position < len(call.args) else None)
+            if given is not None:
+                found += [v for v in self.program.values(given, scope.code) if isinstance(v, CodeType)]
+        return found
 
     def thing(self, expr: Expr) -> Thing | None:
         things = {evidence.thing_made_by(path(made.function)) for made in self._made(expr, 4) if isinstance(made, Call)}

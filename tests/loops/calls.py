@@ -380,3 +380,32 @@ def train_step(samples):
     for sample in samples:
         loss = model(sample)
         optimizer.backward(loss)
+
+
+# %% a function that is handed to the one with the loop
+import torch
+
+
+def run(batches, once, *, after=None):
+    for batch in batches:  # tcmon: train
+        once(batch)
+        if after:
+            after(batch)
+
+
+def learn(batch):
+    model(batch).backward()
+    optimizer.step()
+
+
+class Runner:
+    def go(self, step_fn):
+        while True:  # tcmon: train
+            step_fn()
+
+    def start(self):
+        self.go(lambda: learn(next(data)))
+
+
+run(loader, learn, after=print)
+run(loader, once=learn)
