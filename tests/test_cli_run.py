@@ -64,7 +64,7 @@ class TestOptions:
             ("./noextension", "noextension"),
             ("package/../script.py", "script"),
             ("./package/", "package"),
-            ("-m package.mod", "mod"),
+            ("-m package.mod", "package.mod"),
         ],
     )
     def test_runs_are_kept_in_the_current_folder_under_the_programs_name(

@@ -298,6 +298,20 @@ def test_without_a_loop_each_optimizer_step_ends_a_step_from_the_third_on(name: 
     assert "each of them ends a step" in loop.evidence[0]
 
 
+def test_micro_batches_before_the_first_step_leave_a_right_proposal_alone(tmp_path: Path) -> None:
+    program = """
+        for start in range(4):
+            train += 1
+            for batch in data[:3]: model(batch).sum().backward()
+            sgd.step()
+            sgd.zero_grad()
+    """
+    done = run(program, tmp_path, interval=1, warmup=0)
+
+    assert sorted(done.recorded("train")) == [1, 2, 3, 4]
+    assert done.loops("other") == []
+
+
 def test_a_proposal_that_was_wrong_is_taken_back_with_the_reason(tmp_path: Path) -> None:
     done = run(PROGRAMS["an update loop whose inner loop does all, as library trainers"], tmp_path)
 

@@ -8,14 +8,19 @@ import os
 import re
 import stat
 import sys
+import sysconfig
 from importlib.machinery import ModuleSpec
 from pathlib import Path
 from types import CodeType, FrameType, ModuleType
 
+from tcmon.analysis.live import RuntimeScope
 from tcmon.analysis.loops import Loop, LoopForest
+from tcmon.analysis.scopes import Program, Scope
 from tcmon.monitoring.interruptions import is_interruption
 
 _OWN_FOLDER = str(Path(__file__).parents[1]) + os.sep
+_STANDARD_LIBRARY = tuple(sysconfig.get_path(name) + os.sep for name in ("stdlib", "platstdlib"))
+_PACKAGES = tuple(os.sep + name + os.sep for name in ("site-packages", "dist-packages"))
 _DEMO_FOLDER = _OWN_FOLDER + "demo" + os.sep
 
 
@@ -31,6 +36,8 @@ class Codebase:
         # By identity, with the code object to keep its id its own.
         self._forests: dict[int, tuple[CodeType, LoopForest]] = {}
         self._sources: dict[str, ast.AST | None] = {}
+        self._programs: dict[str, Program] = {}
+        self._is_program: dict[str, bool] = {}
         self._torch: str | None = None
 
     def forest(self, code: CodeType) -> LoopForest:
@@ -53,6 +60,30 @@ class Codebase:
         if file not in self._sources:
             self._sources[file] = _parsed(file)
         return self._sources[file]
+
+    def is_program(self, file: str) -> bool:
+        """Whether `file` is the program's own: no installed package, nothing of Python, torch or tcmon."""
+        known = self._is_program.get(file)
+        if known is None:
+            known = not (
+                file.startswith(("<", *_STANDARD_LIBRARY))
+                or any(folder in file for folder in _PACKAGES)
+                or self.is_foreign(file)
+            )
+            self._is_program[file] = known
+        return known
+
+    def scope(self, frame: FrameType) -> Scope:
+        """What names mean in the code of `frame`, which has just started."""
+        code = frame.f_code
+        static = None
+        if self.is_program(code.co_filename):
+            if code.co_name == "<module>":
+                self._programs[code.co_filename] = Program(code)
+            program = self._programs.get(code.co_filename)
+            if program is not None and (code is program.root or id(code) in program.parents):
+                static = program.scope(code)
+        return RuntimeScope(code, frame.f_globals, frame.f_locals, static)
 
     def is_foreign(self, file: str) -> bool:
         """Whether loops in `file` are never the program's: tcmon's own, and torch's (optimizers, data loading)."""

@@ -131,7 +131,10 @@ class Confirmation:
             return  # adversarial examples, test-time adaptation
         if counting is not None:
             others = self._known(counting.code, counting.loop) - {_BACKWARD}
-            if any(around is counting.loop for _, around in chain[depth + 1 :]):
+            if any(
+                outer.f_code is counting.code and around.start == counting.loop.start
+                for outer, around in chain[depth + 1 :]
+            ):
                 # A loop around this one is counted: it may be confirmed for another optimizer yet (n_critic).
                 if others or counting.counted < _PATIENCE:
                     return

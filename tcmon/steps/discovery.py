@@ -15,7 +15,7 @@ from pathlib import Path
 from types import CodeType, FrameType
 from typing import Any
 
-from tcmon.analysis.roles import Proposal, Role, RoleFinder, is_telling
+from tcmon.analysis.roles import Analysis, Proposal, Role, RoleFinder, is_telling
 from tcmon.log import warn
 from tcmon.monitoring.interruptions import is_interruption
 from tcmon.monitoring.tool import DISABLE, Tool, events
@@ -74,6 +74,7 @@ class Discovery:
             self._called[id(code)] = (code, called)
         self._analysed: dict[int, CodeType] = {}
         self._odd = False
+        self._analysis = Analysis()
         self._lock = threading.Lock()
         self.seen = 0
         tool.on(events.PY_START, self._on_start)
@@ -91,7 +92,12 @@ class Discovery:
             self.seen += 1
             if self._named.roles:
                 self._watch_named(code)
-            if code.co_qualname in self._signals or is_telling(code) or computes_loss(code):
+            if (
+                is_telling(code)
+                or code.co_qualname in self._signals
+                or self._codebase.is_program(code.co_filename)
+                or computes_loss(code)
+            ):
                 # Another thread that runs the code meanwhile waits, or its first iterations would be missed.
                 with self._lock:
                     return self._look_at(code, sys._getframe(1))
@@ -105,10 +111,11 @@ class Discovery:
             return self._called[id(code)][1](frame)
         if self._codebase.is_torch(code.co_filename):
             return self._look_for_signal(code, frame)
-        if is_own(code.co_filename) or id(code) in self._analysed or not is_telling(code):
+        if is_own(code.co_filename) or id(code) in self._analysed:
             return DISABLE
         try:
-            finder = RoleFinder(code, lambda: self._codebase.source(code.co_filename))
+            scope = self._codebase.scope(frame)
+            finder = RoleFinder(code, lambda: self._codebase.source(code.co_filename), scope, self._analysis)
             proposals, loose_signs = finder.proposals, finder.loose_signs
         except Exception as error:
             self._not_analysed(code, error)
