@@ -22,8 +22,8 @@ class Optimizer:
         pass
 
 
-def layer(depth):
-    return layer(depth - 1) if depth else 0
+def model(depth):
+    return model(depth - 1) if depth else 0
 
 
 def batches(count):
@@ -37,13 +37,13 @@ def fail():
 
 def evaluate(data):
     for batch in data:
-        layer(1)
+        model(1)
 
 
 def main(steps):
     optimizer = Optimizer()
     for batch in batches(steps):
-        layer(2)
+        model(2)
         try:
             fail()
         except LookupError:
@@ -101,17 +101,17 @@ def test_recorded_steps_hold_the_calls_that_the_program_made(ended: Path) -> Non
         ]
     usual = [
         ("batches", 0, "yielded"),
-        ("layer", 0, "returned"),
-        ("layer", 1, "returned"),
-        ("layer", 2, "returned"),
+        ("model", 0, "returned"),
+        ("model", 1, "returned"),
+        ("model", 2, "returned"),
         ("fail", 0, "raised LookupError"),
         ("Optimizer.step", 0, "returned"),
     ]
     assert calls == {
         ("train", 1): usual,
         ("train", 2): usual,
-        ("eval", 1): [("layer", 0, "returned"), ("layer", 1, "returned")],
-        ("eval", 2): [("layer", 0, "returned"), ("layer", 1, "returned")],
+        ("eval", 1): [("model", 0, "returned"), ("model", 1, "returned")],
+        ("eval", 2): [("model", 0, "returned"), ("model", 1, "returned")],
         ("train", 22): [*usual, ("evaluate", 0, "returned")],
     }
 
