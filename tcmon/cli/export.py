@@ -18,7 +18,8 @@ if TYPE_CHECKING:
 EXAMPLES = """\b
 Examples:
   tcmon export runs/today --to perfetto
-  tcmon export runs/today --to perfetto -o today.json.gz --steps 100:120"""
+  tcmon export runs/today --to perfetto -o today.json.gz --steps 100:120
+  tcmon export runs/today --to parquet -o today"""
 
 
 @click.command(epilog=EXAMPLES)
@@ -26,16 +27,17 @@ Examples:
 @click.option(
     "--to",
     "target",
-    type=click.Choice(("perfetto",)),
+    type=click.Choice(("perfetto", "parquet")),
     required=True,
-    help="The tool: ui.perfetto.dev, chrome://tracing.",
+    help="One file for ui.perfetto.dev and chrome://tracing, or a folder of tables for pandas, DuckDB and others.",
 )
 @click.option(
     "-o",
     "--output",
-    metavar="FILE",
+    metavar="PATH",
     type=click.Path(path_type=Path),
-    help="The file to write, compressed if it ends in .gz; - is standard output.  [default: RUN.perfetto.json.gz here]",
+    help="What to write. A file is compressed if it ends in .gz, and - is standard output."
+    "  [default: RUN.perfetto.json.gz or RUN.parquet here]",
 )
 @click.option(
     "--steps",
@@ -45,7 +47,7 @@ Examples:
 @click.option(
     "--role", type=click.Choice(("train", "eval")), help="What kind of steps --steps means.  [default: train]"
 )
-@click.option("--force", is_flag=True, help="Overwrite FILE if it exists.")
+@click.option("--force", is_flag=True, help="Replace an export that is at PATH.")
 def export(
     directory: Path, *, target: str, output: Path | None, steps: str | None, role: str | None, force: bool
 ) -> None:
@@ -64,15 +66,19 @@ def export(
         raise click.BadParameter(str(error), param_hint="'--steps'") from None
     try:
         run = open_run(directory)
-        if output is None:
-            output = Path(f"{directory.absolute().resolve().name}.perfetto.json.gz")
-        _to_perfetto(run, output, chosen, force=force)
+        name = directory.absolute().resolve().name
+        if target == "perfetto":
+            _to_perfetto(run, output or Path(f"{name}.perfetto.json.gz"), chosen, force=force)
+        else:
+            _to_parquet(run, output or Path(f"{name}.parquet"), chosen, force=force)
     except TcmonError as error:
         raise click.ClickException(str(error)) from None
     except BrokenPipeError:
         # Whoever reads standard output has seen enough; what is left must not be flushed into it either.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         raise click.exceptions.Exit(1) from None
+    except OSError as error:
+        raise click.ClickException(f"can't write: {error.strerror or error}") from None
 
 
 def _to_perfetto(run: "Run", output: Path, steps: "StepRange | None", *, force: bool) -> None:
@@ -82,12 +88,8 @@ def _to_perfetto(run: "Run", output: Path, steps: "StepRange | None", *, force: 
 
     with written(output, force=force) as write, _progress(total_bytes(run, steps)) as advance:
         exported = export_run(run, write, steps=steps, advance=advance)
-    for number, what in (
-        (exported.damaged_calls, "damaged rows of calls were passed over"),
-        (exported.left_out, "slices were left out since they overlap too many others"),
-    ):
-        if number:
-            click.echo(f"tcmon: warning: {number:,} {what}", err=True)
+    _warn(exported.damaged_calls, "damaged rows of calls were passed over")
+    _warn(exported.left_out, "slices were left out since they overlap too many others")
     if output != STDOUT:
         from tcmon.report import wording
 
@@ -95,6 +97,32 @@ def _to_perfetto(run: "Run", output: Path, steps: "StepRange | None", *, force: 
         steps_in_it = f"{wording.counted(exported.steps, 'step')}, {exported.recorded:,} recorded"
         click.echo(f"{output}: {steps_in_it}, {wording.counted(exported.calls, 'call')}{size}")
         click.echo("Open it at https://ui.perfetto.dev or chrome://tracing")
+
+
+def _to_parquet(run: "Run", output: Path, steps: "StepRange | None", *, force: bool) -> None:
+    from tcmon.export.output import written_folder
+    from tcmon.export.parquet import TABLES, require_pyarrow
+    from tcmon.export.parquet import export as export_run
+    from tcmon.export.perfetto import total_bytes
+    from tcmon.report import wording
+
+    require_pyarrow()
+    names = frozenset(f"{table}.parquet" for table in TABLES)
+    with (
+        written_folder(output, force=force, names=names) as folder,
+        _progress(total_bytes(run, steps)) as advance,
+    ):
+        exported = export_run(run, folder, steps=steps, advance=advance)
+    _warn(exported.damaged_calls, "damaged rows of calls were passed over")
+    size = wording.size(sum(each.stat().st_size for each in output.iterdir()))
+    steps_in_it = f"{wording.counted(exported.steps, 'step')}, {exported.recorded:,} recorded"
+    click.echo(f"{output}: {steps_in_it}, {wording.counted(exported.calls, 'call')}, {size}")
+    click.echo(f"Tables: {', '.join(TABLES)}")
+
+
+def _warn(number: int, what: str) -> None:
+    if number:
+        click.echo(f"tcmon: warning: {number:,} {what}", err=True)
 
 
 @contextmanager

@@ -2,6 +2,7 @@
 
 import gzip
 import os
+import shutil
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
@@ -75,3 +76,35 @@ def _named(temporary: Path, target: Path, *, force: bool) -> None:
             return
         require_free(target, force=False)
     temporary.replace(target)
+
+
+@contextmanager
+def written_folder(path: Path, *, force: bool, names: frozenset[str]) -> Iterator[Path]:
+    """A new folder to write files into, which becomes `path` when all are there.
+
+    With `force` it takes the place of a folder that holds files with such `names` and nothing else. Raises TcmonError
+    when something else is there.
+    """
+    name = repr(str(path))
+    if path == STDOUT:
+        raise TcmonError("these are several files, so standard output can't take them; name a folder with -o")
+    try:
+        target = path.resolve()
+        if not target.parent.is_dir():
+            raise TcmonError(f"no such directory: {str(path.parent)!r}")
+        if target.exists():
+            if not force:
+                raise TcmonError(f"{name} exists; name another folder with -o, or replace it with --force")
+            if not target.is_dir() or not names.issuperset(each.name for each in target.iterdir()):
+                raise TcmonError(f"{name} holds other things than an export, so it is not replaced")
+        temporary = target.with_name(f".{target.name}.{os.getpid()}")
+        temporary.mkdir()
+        try:
+            yield temporary
+            if target.exists():
+                shutil.rmtree(target)
+            temporary.rename(target)
+        finally:
+            shutil.rmtree(temporary, ignore_errors=True)
+    except OSError as error:
+        raise TcmonError(f"can't write {name}: {reason_of(error)}") from None
