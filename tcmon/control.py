@@ -16,6 +16,8 @@ STAGES = (
 )
 """The stages of a run."""
 
+_KNOWN = frozenset(STAGES)
+
 
 def start_step():  # type: () -> None
     """Begin a training step here, at the top of a loop's body; the step before it ends.
@@ -29,14 +31,20 @@ def start_eval_step():  # type: () -> None
     """Begin an evaluation step here, as `start_step` does for training."""
 
 
-class step:  # noqa: N801 - it reads as a statement: `with tcmon.step():`
-    """A training step from the beginning of a `with` block to its end."""
-
+class _Block:
     def __enter__(self):  # type: () -> None
-        _step_begins()
+        pass
 
     def __exit__(self, *_raised):  # type: (object) -> None
-        _step_ends()
+        pass
+
+
+_BLOCK = _Block()
+
+
+def step():  # type: () -> _Block
+    """A training step from the beginning of a `with` block to its end: `with tcmon.step(): ...`."""
+    return _BLOCK
 
 
 def annotate_stage(name):  # type: (str) -> None
@@ -45,17 +53,9 @@ def annotate_stage(name):  # type: (str) -> None
     Raises `ValueError` if `name` is none of `STAGES`, with or without a session. Entering a different stage within a
     step that is not recorded turns recording on for the rest of it.
     """
-    if name not in STAGES:
+    if name not in _KNOWN:
         raise ValueError("stage must be one of {}, not {!r}".format(", ".join(STAGES), name))
     _stage_entered(name)
-
-
-def _step_begins():  # type: () -> None
-    pass
-
-
-def _step_ends():  # type: () -> None
-    pass
 
 
 def _stage_entered(name):  # type: (str) -> None

@@ -246,6 +246,29 @@ PROGRAMS = {
             grads(batch)
             noam.move()
     """,
+    "an optimizer that is none of torch's": """
+        class Signs:
+            def move(self):
+                with torch.no_grad():
+                    for p in model.parameters():
+                        p -= 0.1 * p.grad.sign()
+                        p.grad = None
+        signs = Signs()
+        def compute(batch): getattr(model(batch).sum(), "backward")()
+        for epoch in range(2):
+            for batch in data:
+                train += 1
+                compute(batch)
+                signs.move()
+    """,
+    "a compiled step": """
+        advance = torch.compile(sgd.step, backend="eager")
+        for batch in data:
+            train += 1
+            model(batch).sum().backward()
+            advance()
+            sgd.zero_grad()
+    """,
     "new optimizers in an inner loop, one around (meta-learning)": """
         advance = sgd.step
         for task in range(4):

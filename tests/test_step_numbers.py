@@ -487,6 +487,39 @@ EVALUATION = {
             del each
             loss.backward(); optimizer.step()
     """,
+    "left by dropping its generator": """
+        import gc
+        def evaluate():
+            global evals
+            for batch in val_loader:
+                evals += 1
+                yield model(batch)
+        for batch in range(8):
+            train += 1
+            cycle = [evaluate()]
+            cycle.append(cycle)
+            next(cycle[0])
+            del cycle
+            gc.collect()
+            loss.backward(); optimizer.step()
+    """,
+    "an evaluation within an evaluation": """
+        def test(batch):
+            global evals
+            for part in val_loader:
+                evals += 1
+                model(part)
+        def evaluate():
+            global evals
+            for batch in val_loader:
+                evals += 1
+                model(batch)
+                if batch: test(batch)
+        for batch in range(8):
+            train += 1
+            if batch % 2: evaluate()
+            loss.backward(); optimizer.step()
+    """,
     "written in the step itself": """
         for batch in range(8):
             train += 1

@@ -43,8 +43,8 @@ class Manual:
         """The functions of `tcmon.control`, and what their start calls."""
         yield control.start_step.__code__, lambda frame: self._next(Role.TRAIN, frame, "start_step()")
         yield control.start_eval_step.__code__, lambda frame: self._next(Role.EVAL, frame, "start_eval_step()")
-        yield control._step_begins.__code__, lambda frame: self._next(Role.TRAIN, frame, "step()")
-        yield control._step_ends.__code__, lambda _: self._end(Role.TRAIN)
+        yield control._Block.__enter__.__code__, lambda frame: self._next(Role.TRAIN, frame, "step()")
+        yield control._Block.__exit__.__code__, lambda _: self._end(Role.TRAIN)
         yield control._stage_entered.__code__, lambda frame: self._tracker.set_stage(frame.f_locals["name"])
 
     def _next(self, role: Role, frame: FrameType, what: str) -> None:
