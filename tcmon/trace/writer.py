@@ -40,14 +40,14 @@ class TraceWriter:
     def write(self, records: Iterable[dict[str, Any]], receipt: object = None) -> None:
         """Append `records`; raises `OSError` if the file can't take them (yet). Does nothing once it is closed.
 
-        `self.receipt` is `receipt` as soon as the records are held here; they are not lost from then on, whatever this
-        raises.
+        `self.receipt` is `receipt`, if there is one, as soon as the records are held here; they are not lost from then
+        on, whatever this raises.
         """
         data = b"".join(_line(record) for record in records)
         with self._lock:
             if self._descriptor >= 0:
                 # No call in between, in which a signal's handler could run.
-                self._pending, self.receipt = self._pending + data, receipt
+                self._pending, self.receipt = self._pending + data, receipt or self.receipt
                 self._flush()
 
     def _flush(self) -> None:
