@@ -91,7 +91,8 @@ HANDLERS = {
     ),
     "an exception of a callable": (
         (
-            "class Watch:\n    def __call__(self, *_):\n        global handled; handled += 1; raise ValueError('late')\n"
+            "class Watch:\n    def __call__(self, *_):\n"
+            "        global handled; handled += 1; raise ValueError('late')\n"
             "handler = Watch()"
         ),
         "ValueError",
