@@ -339,12 +339,18 @@ class Session:
         if os.getpid() != self._pid:
             return
         # Times stay in the journal until the trace has them: a signal's handler may raise at any place.
-        with self._flushing:
+        try:
+            self._flushing.acquire()
             self._forget_written()
             times = steps_records(self._journal.take())
             self._receipt = object()
             self._trace.write([*before, *times, self._overhead(), *after], self._receipt)
             self._forget_written()
+        finally:
+            try:
+                self._flushing.release()
+            except RuntimeError:
+                pass  # a signal's handler raised before it was acquired
 
     def _forget_written(self) -> None:
         if self._receipt is not None and self._trace.receipt is self._receipt:

@@ -75,7 +75,7 @@ class Discovery:
         self._analysed: dict[int, CodeType] = {}
         self._odd = False
         self._analysis = Analysis()
-        self._lock = threading.Lock()
+        self._lock = threading.RLock()
         self.seen = 0
         tool.on(events.PY_START, self._on_start)
 
@@ -99,8 +99,14 @@ class Discovery:
                 or computes_loss(code)
             ):
                 # Another thread that runs the code meanwhile waits, or its first iterations would be missed.
-                with self._lock:
+                try:
+                    self._lock.acquire()
                     return self._look_at(code, sys._getframe(1))
+                finally:
+                    try:
+                        self._lock.release()
+                    except RuntimeError:
+                        pass  # a signal's handler raised before it was acquired
         except BaseException as error:
             self._failed(error)
             return None

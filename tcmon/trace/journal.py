@@ -4,6 +4,9 @@ A step that is not recorded costs no system call: its times are stored into mapp
 writes out even if the process is killed the next moment. When the journal is full, or with the next recorded step, its
 rows move into the trace, and the journal is filled from the start again. Rows left from before are recognised by their
 step numbers, which the trace already holds.
+
+Locks here, and in all work of callbacks, know their owner and are acquired within the `try` that releases them. `with`
+is not enough: from Python 3.14 on, a signal's handler may raise once a lock is acquired and not yet guarded.
 """
 
 from __future__ import annotations
@@ -62,29 +65,47 @@ class StepJournal:
     def __init__(self, path: Path, origin: int, full: Callable[[], None]) -> None:
         # Room for one row more from every thread that adds while another moves the rows into the trace.
         self._buffer = _mapped(path, _ROW.size * (_ROWS + _SPARE_ROWS))
-        self._lock = threading.Lock()
+        self._lock = threading.RLock()
         self.add, self._used, self._drop = _adder(self._buffer, self._lock, origin, full)
         self._taken = 0
 
     def take(self) -> Columns:
         """The rows since the last call of `drop_taken`. One thread at a time may take and drop rows."""
-        with self._lock:
+        try:
+            self._lock.acquire()
             self._taken = self._used()
             cells = memoryview(self._buffer)[: self._taken].cast("q").tolist()
+        finally:
+            try:
+                self._lock.release()
+            except RuntimeError:
+                pass  # a signal's handler raised before it was acquired
         columns = Columns(*(cells[column :: len(_COLUMNS)] for column in range(len(_COLUMNS))))
         return _sound(columns) if columns.n else columns
 
     def drop_taken(self) -> None:
         """Forget the rows that were taken last: they are in the trace."""
-        with self._lock:
+        try:
+            self._lock.acquire()
             self._drop(self._taken)
             self._taken = 0
+        finally:
+            try:
+                self._lock.release()
+            except RuntimeError:
+                pass  # a signal's handler raised before it was acquired
 
     def close(self) -> None:
         """Let go of the file. Another thread may still add steps, to nowhere."""
-        with self._lock:
+        try:
+            self._lock.acquire()
             if isinstance(self._buffer, mmap.mmap):
                 self._buffer.close()
+        finally:
+            try:
+                self._lock.release()
+            except RuntimeError:
+                pass  # a signal's handler raised before it was acquired
 
 
 def _sound(columns: Columns) -> Columns:
@@ -101,7 +122,7 @@ def _sound(columns: Columns) -> Columns:
 
 
 def _adder(
-    buffer: mmap.mmap | bytearray, lock: threading.Lock, origin: int, full: Callable[[], None]
+    buffer: mmap.mmap | bytearray, lock: threading.RLock, origin: int, full: Callable[[], None]
 ) -> tuple[Callable[[int, int, int, int, int, int], None], Callable[[], int], Callable[[int], None]]:
     """`add` as a closure, since it is called for every step: attributes would cost more than what it does."""
     pack = _ROW.pack_into
@@ -111,10 +132,16 @@ def _adder(
 
     def add(loop: int, code: int, n: int, begin: int, body: int, end: int) -> None:
         nonlocal used
-        with lock:
+        try:
+            lock.acquire()
             # The step number is written last.
             pack(buffer, used, loop, code, begin - origin, body - begin, end - begin, n)
             used += row
+        finally:
+            try:
+                lock.release()
+            except RuntimeError:
+                pass  # a signal's handler raised before it was acquired
         if used >= size:
             full()
 

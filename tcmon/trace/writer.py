@@ -44,11 +44,17 @@ class TraceWriter:
         on, whatever this raises.
         """
         data = b"".join(_line(record) for record in records)
-        with self._lock:
+        try:
+            self._lock.acquire()
             if self._descriptor >= 0:
                 # No call in between, in which a signal's handler could run.
                 self._pending, self.receipt = self._pending + data, receipt or self.receipt
                 self._flush()
+        finally:
+            try:
+                self._lock.release()
+            except RuntimeError:
+                pass  # a signal's handler raised before it was acquired
 
     def _flush(self) -> None:
         # The file itself tells how much it holds: a signal's handler may raise right after a write, or within.
@@ -62,10 +68,16 @@ class TraceWriter:
 
     def close(self) -> None:
         """Close the file. Another thread may still write, to nowhere."""
-        with self._lock:
+        try:
+            self._lock.acquire()
             descriptor, self._descriptor = self._descriptor, -1
             if descriptor >= 0:
                 os.close(descriptor)
+        finally:
+            try:
+                self._lock.release()
+            except RuntimeError:
+                pass  # a signal's handler raised before it was acquired
 
 
 def _line(record: dict[str, Any]) -> bytes:
