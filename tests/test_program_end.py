@@ -4,6 +4,7 @@ import os
 import signal
 import subprocess
 import sys
+import time
 from pathlib import Path
 from textwrap import dedent
 
@@ -276,6 +277,7 @@ def test_control_c_from_outside_ends_it_by_the_signal(work: Path) -> None:
         ) as process:
             assert process.stdout is not None
             assert process.stdout.readline() == "ready\n"
+            time.sleep(1)  # or the signal may arrive in the line that prints
             process.send_signal(signal.SIGINT)
             ends.append((*process.communicate(timeout=60), process.returncode))
     assert ends[0] == ends[1]
