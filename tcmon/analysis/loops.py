@@ -52,6 +52,12 @@ class Loop:
     """First and last line of the loop."""
 
 
+def unplaced_loop(line: int) -> Loop:
+    """Stands for steps that no loop's instructions tell of, but a call in `line`: it has no place in the code."""
+    nowhere: frozenset[int] = frozenset()
+    return Loop(LoopKind.WHILE, line, nowhere, -1, nowhere, nowhere, nowhere, None, (0, 0))
+
+
 @dataclass(slots=True)
 class _Draft:
     """A natural loop while it is being assembled, in terms of blocks."""

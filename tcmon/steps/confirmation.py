@@ -14,7 +14,7 @@ from collections.abc import Callable
 from time import perf_counter_ns
 from types import CodeType, FrameType
 
-from tcmon.analysis.loops import Loop, LoopKind
+from tcmon.analysis.loops import Loop, unplaced_loop
 from tcmon.analysis.roles import Proposal, Role
 from tcmon.steps.candidates import Candidate
 from tcmon.steps.codebase import Codebase, is_own
@@ -27,8 +27,6 @@ _LOOKS = 100
 """How often the stack is walked before only steps outside of all training loops are looked at."""
 _LOOSE_STEPS = 2
 _NO_FRAME = 0
-_NOWHERE = (frozenset[int](), -1, frozenset[int](), frozenset[int](), frozenset[int](), None, (0, 0))
-"""The places of a loop that is none: no instruction of it is watched."""
 
 
 class Confirmation:
@@ -176,7 +174,7 @@ class Confirmation:
         self._loose[key] = self._loose.get(key, 0) + 1
         caller = self._caller(frame)
         if self._loose[key] > _LOOSE_STEPS and caller is not None:
-            loop = Loop(LoopKind.WHILE, caller.f_lineno, *_NOWHERE)
+            loop = unplaced_loop(caller.f_lineno)
             proposal = Proposal(loop, Role.TRAIN, (f"no loop of Python holds {what}: each of them ends a step",))
             loop_id = self._found(caller.f_code, proposal, "dynamic")
             self._ticking = key

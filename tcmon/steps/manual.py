@@ -12,12 +12,10 @@ from time import perf_counter_ns
 from types import CodeType, FrameType
 
 from tcmon import control
-from tcmon.analysis.loops import Loop, LoopKind
+from tcmon.analysis.loops import unplaced_loop
 from tcmon.analysis.roles import Proposal, Role
 from tcmon.steps.codebase import Codebase, is_own
 from tcmon.steps.tracker import Tracker, WatchedLoop
-
-_NOWHERE = (frozenset[int](), -1, frozenset[int](), frozenset[int](), frozenset[int](), None, (0, 0))
 
 
 class Manual:
@@ -69,7 +67,7 @@ class Manual:
         for watched in self._tracker.take_over(role):
             self._retracted(watched.id, f"the program calls tcmon.{what}")
         caller = next(self._callers(frame), frame)
-        loop = Loop(LoopKind.WHILE, caller.f_lineno, *_NOWHERE)
+        loop = unplaced_loop(caller.f_lineno)
         proposal = Proposal(loop, role, (f"tcmon.{what}",))
         loop_id = self._found(caller.f_code, proposal, "manual")
         return self._tracker.watch_calls(caller.f_code, loop_id, loop, role)
