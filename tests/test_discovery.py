@@ -321,6 +321,12 @@ def test_without_a_loop_each_optimizer_step_ends_a_step_from_the_third_on(name: 
     assert "each of them ends a step" in loop.evidence[0]
 
 
+def test_steps_that_no_loop_holds_are_counted_for_as_long_as_they_come(tmp_path: Path) -> None:
+    done = run("list(map(lambda batch: (grads(batch), sgd.step()), data * 60))", tmp_path)
+
+    assert done.numbers("train") == list(range(1, 359))
+
+
 def test_micro_batches_before_the_first_step_leave_a_right_proposal_alone(tmp_path: Path) -> None:
     program = """
         for start in range(4):

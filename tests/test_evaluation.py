@@ -231,3 +231,32 @@ def test_what_only_looks_like_an_evaluation_counts_nothing(name: str, tmp_path: 
 
     assert len(done.numbers("train")) == done.names["train"]
     assert done.numbers("eval") == []
+
+
+def test_forward_passes_without_gradients_in_every_training_step_are_not_looked_at_for_ever(tmp_path: Path) -> None:
+    done = run(
+        """
+        import sys
+        teacher = torch.nn.Linear(4, 2)
+        module_call = torch.nn.Module._wrapped_call_impl.__code__
+        [tool] = [i for i in range(6) if sys.monitoring.get_tool(i) == "tcmon"]
+        watched = []
+        for x, y in data * 10:
+            train += 1
+            with torch.no_grad():
+                watched.append(sys.monitoring.get_local_events(tool, module_call) != 0)
+                target = teacher(x).softmax(-1)
+            watched.append(sys.monitoring.get_local_events(tool, module_call) != 0)
+            sgd.zero_grad()
+            F.kl_div(call(x).log_softmax(-1), target, reduction="batchmean").backward()
+            sgd.step()
+        """,
+        tmp_path,
+    )
+
+    inside, after = done.names["watched"][0::2], done.names["watched"][1::2]
+    assert any(inside[1:]), "gradients that go off are looked at, at first"
+    assert not any(after), "the student's forward pass costs nothing"
+    assert not any(inside[30:])
+    assert len(done.numbers("train")) == done.names["train"] == 60
+    assert done.numbers("eval") == []

@@ -89,6 +89,17 @@ PROGRAMS = {
             if item % 2: check()
             loss.backward()
     """,
+    "within an evaluation within itself": """
+        def evaluate(depth):
+            global evals
+            for batch in val_loader:
+                model(batch)
+                if depth: evaluate(depth - 1)
+                else:
+                    tcmon.start_eval_step()
+                    evals += 1
+        evaluate(1)
+    """,
     "evaluation steps where an evaluation loop would be found": """
         def evaluate():
             global evals

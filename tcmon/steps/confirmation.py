@@ -25,6 +25,8 @@ _PATIENCE = 3
 """Iterations of a proposed loop in which it may still be confirmed, once a loop inside it is."""
 _LOOKS = 100
 """How often the stack is walked before only steps outside of all training loops are looked at."""
+_MOST_LOOKS = 2000
+"""How often it is walked for gradients outside of all training loops."""
 _LOOSE_STEPS = 2
 _NO_FRAME = 0
 
@@ -59,17 +61,20 @@ class Confirmation:
     def on_step(self, frame: FrameType) -> None:
         """An optimizer steps; `frame` is that of torch's wrapper around its `step`."""
         counting = self._tracker.mark_trained()
-        if self._tracker.is_manual(Role.TRAIN) or (self._looks >= _LOOKS and counting is not None and counting.stepped):
+        known = counting is not None and counting.stepped and counting is not self._ticks
+        if self._tracker.is_manual(Role.TRAIN) or (self._looks >= _LOOKS and known):
             return
         self._stepped = True
         arguments = frame.f_locals.get("args")
         optimizer = arguments[0] if arguments else None
-        self._look(id(optimizer), f"{type(optimizer).__name__}.step()", frame)
+        name = type.__getattribute__(type(optimizer), "__name__")  # asks no metaclass of the program
+        self._look(id(optimizer), f"{name}.step()", frame)
 
     def on_backward(self, frame: FrameType) -> None:
         """Gradients are computed; `frame` is that of torch's function."""
         counting = self._tracker.mark_trained()
-        if not self._tracker.is_manual(Role.TRAIN) and (self._looks < _LOOKS or counting is None):
+        most = _LOOKS if counting is not None else _MOST_LOOKS
+        if self._looks < most and not self._tracker.is_manual(Role.TRAIN):
             self._look(_BACKWARD, "backward()", frame)
 
     def sweep(self) -> None:
@@ -84,7 +89,7 @@ class Confirmation:
     def _look(self, key: int, what: str, frame: FrameType) -> None:
         self._looks += 1
         if self._looks == _LOOKS:
-            self._tracker.forget_candidates()
+            self._tracker.forget_candidates(may_train=True)
         now = perf_counter_ns()
         chain = self._chain(frame)
         if not chain:
@@ -94,7 +99,9 @@ class Confirmation:
         for depth, (holder, loop) in enumerate(chain):
             watched = self._tracker.find(holder.f_code, loop) or self._tracker.watch_candidate(holder.f_code, loop)
             seen = watched.seen_in(id(holder), now)
-            if isinstance(watched, WatchedLoop):
+            if isinstance(watched, Candidate):
+                watched.may_train = True
+            else:
                 watched.inside.update((id(outer.f_code), around.start) for outer, around in chain[depth + 1 :])
                 watched.stepped |= key != _BACKWARD
             if confirmed is None and (key in seen or key in self._known(holder.f_code, loop)):
@@ -156,8 +163,8 @@ class Confirmation:
 
     def _promote(self, candidate: Candidate, what: str) -> None:
         reasons = [f"{what} came twice with the same optimizer in one run of the loop"]
-        if candidate.history:
-            reasons.append(f"the first {len(candidate.history)} iterations were over when that was seen")
+        if over := len(candidate.history()):
+            reasons.append(f"the first {over} iterations were over when that was seen")
         proposal = Proposal(candidate.loop, Role.TRAIN, tuple(reasons))
         self._tracker.promote(candidate, self._found(candidate.code, proposal, "dynamic"), Role.TRAIN)
 

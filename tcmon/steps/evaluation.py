@@ -20,10 +20,13 @@ from tcmon.analysis.roles import Proposal, Role
 from tcmon.monitoring.tool import Tool, events
 from tcmon.steps.candidates import Candidate
 from tcmon.steps.codebase import Codebase, is_own
-from tcmon.steps.tracker import Tracker, WatchedLoop
+from tcmon.steps.tracker import Tracker
 
 _LOOKS = 16
 """Calls of modules that are looked at in one stretch without gradients before it is no evaluation."""
+_STRETCHES = 20
+"""Stretches without gradients, begun at one place of the program, that are looked at: a teacher's forward passes and an
+actor's choices come in every training step, and must not cost a look each time."""
 
 _LOSSES = frozenset({"cross_entropy", "binary_cross_entropy", "binary_cross_entropy_with_logits", "kl_div"})
 
@@ -53,6 +56,8 @@ class Evaluation:
         self._holder = 0
         """The frame that switched gradients off."""
         self._looks = 0
+        self._stretches: dict[tuple[int, int], tuple[CodeType, int]] = {}
+        """How often gradients were switched off at a place, by code object (kept, so that its id stays its own)."""
         self._last_loss = 0
         tracker.entered = self.training_entered
 
@@ -80,6 +85,13 @@ class Evaluation:
             return  # an optimizer's step, clipping: gradients are off for what is no evaluation
         if self._tracker.is_counting(Role.EVAL) or self._tracker.is_manual(Role.EVAL):
             return
+        place = (id(user.f_code), user.f_lasti)
+        _, stretches = self._stretches.get(place, (user.f_code, 0))
+        if stretches == _STRETCHES:
+            return
+        self._stretches[place] = (user.f_code, stretches + 1)
+        if stretches + 1 == _STRETCHES:
+            self._tracker.forget_candidates(may_train=False)
         self._holder = id(holder)
         self._looks = 0
         self._watch(True)
@@ -97,10 +109,9 @@ class Evaluation:
             self._holder = 0
             self._watch(False)
 
-    def training_entered(self, watched: WatchedLoop) -> None:
+    def training_entered(self) -> None:
         """A loop that has trained before is entered again: a call of a module in it tells that it does its work."""
-        if watched.stepped:
-            self._watch(True)
+        self._watch(True)
 
     # Events that are on only when asked for
 
@@ -150,7 +161,9 @@ class Evaluation:
             if not self._codebase.is_torch(code.co_filename):
                 names.append(code.co_qualname)
                 for loop in self._codebase.loops_at(frame):
-                    watched = self._tracker.find(code, loop) or self._tracker.watch_candidate(code, loop)
+                    watched = self._tracker.find(code, loop) or self._tracker.watch_candidate(
+                        code, loop, may_train=False
+                    )
                     called = watched.called_in(id(frame), now)
                     if isinstance(watched, Candidate):
                         watched.on_start = self._next_iteration

@@ -313,8 +313,8 @@ class Tracker:
         self._suspended: dict[int, list[_Activation]] = {}
         self.returns: dict[int, Callable[[FrameType], None]] = {}
         """Called when a code object's call returns, where its PY_RETURN is on; by the id of the code object."""
-        self.entered: Callable[[WatchedLoop], None] = lambda _: None
-        """Called when a training loop is entered."""
+        self.entered: Callable[[], None] = lambda: None
+        """Called when a training loop is entered that has trained before, and may evaluate this time."""
         self._manual: set[tuple[int, Role]] = set()
         self._named: frozenset[Role] = frozenset()
         self._stages: dict[int, str] = {}
@@ -342,9 +342,9 @@ class Tracker:
         self._place(code)
         return added
 
-    def watch_candidate(self, code: CodeType, loop: Loop) -> Candidate:
+    def watch_candidate(self, code: CodeType, loop: Loop, *, may_train: bool = True) -> Candidate:
         """Remember the iterations of a loop of `code` from now on."""
-        candidate = Candidate(code, loop)
+        candidate = Candidate(code, loop, may_train=may_train)
         self._loops.setdefault(id(code), []).append(candidate)
         self._place(code)
         return candidate
@@ -358,7 +358,8 @@ class Tracker:
 
     def take_over(self, role: Role) -> list[WatchedLoop]:
         """Count no loop of `role` in the current thread any more, and take back those that it is in."""
-        taken = [a.watched for a in self._stacks.get(get_ident(), ()) if a.watched.role is role]
+        stack = self._stacks.get(get_ident(), ())
+        taken = list(dict.fromkeys(a.watched for a in stack if a.watched.role is role))
         for watched in taken:
             self.retract(watched)
         self._manual.add((get_ident(), role))
@@ -404,19 +405,18 @@ class Tracker:
             self.sink.pause(step)
             self.sink.finish_recorded(step)
 
-    def stage(self) -> str:
-        """The stage that the current thread is in."""
-        stack = self._stacks.get(get_ident())
-        return stack[-1].stage if stack else self._stages.get(get_ident(), "init")
-
     def find(self, code: CodeType, loop: Loop) -> WatchedLoop | Candidate | None:
         """What watches a loop of `code`, if anything does."""
         return next((each for each in self._loops.get(id(code), ()) if each.loop.start == loop.start), None)
 
-    def forget_candidates(self) -> None:
-        """Watch loops that are only candidates no longer."""
+    def forget_candidates(self, *, may_train: bool) -> None:
+        """Watch loops that are only candidates no longer: all, or those that are no candidates for training."""
         for loops in self._loops.values():
-            candidates = [each for each in loops if isinstance(each, Candidate) and not each.on_exit]
+            candidates = [
+                each
+                for each in loops
+                if isinstance(each, Candidate) and not each.on_exit and (may_train or not each.may_train)
+            ]
             if candidates:
                 loops[:] = [each for each in loops if each not in candidates]
                 self._place(candidates[0].code)
@@ -464,7 +464,7 @@ class Tracker:
         loops[loops.index(candidate)] = watched
         watched.on_exit = candidate.on_exit
         counter = watched.counter
-        for begin, body, end in candidate.history:
+        for begin, body, end in candidate.history():
             counter.count += 1
             watched.counted += 1
             self.sink.step_times(loop_id, step_code(role, watched.stage), counter.count, begin, body, end)
@@ -556,8 +556,8 @@ class Tracker:
         for thread in list(self._stage_recordings):
             self._end_stage_recording(thread)
         now = perf_counter_ns()
-        for loops in self._loops.values():
-            for each in loops:
+        for loops in list(self._loops.values()):
+            for each in list(loops):
                 for frame in list(each.active):
                     each.exit(frame, now)
 
@@ -611,7 +611,7 @@ class Tracker:
             frame = id(sys._getframe(1))
             now = perf_counter_ns()
             self._suspended.pop(frame, None)
-            for each in loops:  # inner ones first
+            for each in list(loops):  # inner ones first; one that evaluates by a flag adds another
                 each.exit(frame, now)
         except BaseException as error:
             self._failed(error)
@@ -665,7 +665,7 @@ class Tracker:
             self._end_stage_recording(activation.thread)
         self._push(activation)
         if activation.fresh:
-            self.entered(watched)
+            self.entered()
         if watched.counter.count + 1 >= watched.counter.next:
             self.decide(activation)
         return activation

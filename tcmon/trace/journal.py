@@ -114,7 +114,7 @@ def _sound(columns: Columns) -> Columns:
         # A clock that was set back, by a library for tests.
         columns = Columns(*([max(0, value) for value in column] for column in columns))
         columns.end[:] = map(max, columns.wait, columns.end)
-    last = {key: i for i, key in enumerate(zip(columns.code, columns.n, strict=True))}
+    last = {key: i for i, key in enumerate(zip(columns.loop, columns.n, strict=True))}
     if len(last) < len(columns.n):
         # A signal's handler raised when the step was just stored, and it was stored again as the loop was left.
         columns = Columns(*([column[i] for i in last.values()] for column in columns))
