@@ -151,6 +151,8 @@ PROGRAMS = {
         together(4, loop)
     """,
     "forks from within steps of several threads": """
+        # One fork at a time: libraries that guard locks of theirs around forks (filelock) refuse two at once.
+        forking = threading.Lock()
         def in_child():
             for step in range(5):
                 work(3); loss.backward(); optimizer.step()
@@ -160,7 +162,7 @@ PROGRAMS = {
                 loss.backward(); optimizer.step()
                 work(9)
                 if step == 3:
-                    child = os.fork()
+                    with forking: child = os.fork()
                     if child == 0: in_child()
                     assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 7
             count(6)
