@@ -3,20 +3,16 @@
 from __future__ import annotations
 
 import atexit
-import dataclasses
 import datetime
 import enum
 import functools
-import itertools
-import logging
 import os
 import platform
 import socket
 import sys
-import threading
 import time
 import weakref
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from time import perf_counter_ns
 from types import CodeType
@@ -24,86 +20,24 @@ from typing import Any
 
 from tcmon import __version__
 from tcmon.analysis.roles import Proposal, Role
-from tcmon.capture.calls import CallRecorder, Returned, Segment, Yielded, rows
 from tcmon.errors import TcmonError
 from tcmon.log import log as _log
 from tcmon.log import warn
 from tcmon.monitoring.interruptions import hand_on, is_interruption
 from tcmon.monitoring.tool import Tool, empty_callback_ns, events
+from tcmon.options import Options
+from tcmon.recording import Recording, tells_decisions
 from tcmon.steps.codebase import Codebase, module_attribute
 from tcmon.steps.confirmation import Confirmation
 from tcmon.steps.discovery import Discovery
 from tcmon.steps.evaluation import Evaluation
 from tcmon.steps.manual import Manual
-from tcmon.steps.named import NamedLoop, NamedLoops
-from tcmon.steps.sampler import Interval
-from tcmon.steps.tracker import RecordedStep, Tracker
-from tcmon.trace.journal import StepJournal
-from tcmon.trace.names import NameTable
+from tcmon.steps.named import NamedLoops
+from tcmon.steps.tracker import Tracker
+from tcmon.trace.directory import make_run_directory
 from tcmon.trace.records import FORMAT
 from tcmon.trace.secrets import masked
-from tcmon.trace.writer import TraceWriter, steps_records, write_atomically
-
-RECORDERS = ("calls",)
-"""What `record` may name."""
-
-
-@dataclasses.dataclass(frozen=True)
-class Options:
-    """What a session records, and where.
-
-    Step n of training is recorded when `n < warmup` or `(n - warmup) % interval == 0`; evaluation steps are counted
-    apart, under the same rule with `eval_interval` and `eval_warmup` (None: as for training). `out` is the run
-    directory, None for a new one under `tcmon-runs`. `train_loop` and `eval_loop` name a loop as "FILE:LINE" (the line
-    of its `for` or `while`) in the place of those that would be found. Raises `ValueError` or `TypeError` naming
-    argument and value.
-    """
-
-    interval: int = 20
-    warmup: int = 2
-    eval_interval: int | None = None
-    eval_warmup: int | None = None
-    record: tuple[str, ...] = ("calls",)
-    out: Path | None = None
-    train_loop: str | None = None
-    eval_loop: str | None = None
-
-    def __post_init__(self) -> None:
-        for name, least in (("interval", 1), ("warmup", 0), ("eval_interval", 1), ("eval_warmup", 0)):
-            value = getattr(self, name)
-            if value is None and name.startswith("eval_"):
-                continue
-            if not isinstance(value, int) or isinstance(value, bool):
-                raise TypeError(f"{name} must be a whole number, not {value!r}")
-            if value < least:
-                raise ValueError(f"{name} must be at least {least}, not {value}")
-        for recorder in self.record:
-            if recorder not in RECORDERS:
-                raise ValueError(f"record can't hold {recorder!r}: available are {', '.join(RECORDERS)}")
-
-    def sampler(self, role: Role) -> Interval:
-        """The sampler for the steps of `role`."""
-        if role is Role.TRAIN:
-            return Interval(self.interval, self.warmup)
-        return Interval(
-            self.interval if self.eval_interval is None else self.eval_interval,
-            self.warmup if self.eval_warmup is None else self.eval_warmup,
-        )
-
-    def named_loops(self) -> tuple[NamedLoop, ...]:
-        """The loops that are named by hand; raises `TcmonError` if one of them is none."""
-        named = ((Role.TRAIN, self.train_loop), (Role.EVAL, self.eval_loop))
-        return tuple(NamedLoop(role, place) for role, place in named if place is not None)
-
-    def as_record(self) -> dict[str, Any]:
-        training, evaluation = self.sampler(Role.TRAIN), self.sampler(Role.EVAL)
-        return {
-            "interval": training.interval,
-            "warmup": training.warmup,
-            "eval_interval": evaluation.interval,
-            "eval_warmup": evaluation.warmup,
-            "record": list(self.record),
-        }
+from tcmon.trace.writer import write_atomically
 
 
 def start(options: Options, *, command: Sequence[str], script: str) -> Session:
@@ -121,15 +55,16 @@ class Session:
     def __init__(self, options: Options, *, command: Sequence[str], script: str) -> None:
         self.options = options
         named_loops = options.named_loops()
-        self.run_dir = _make_run_directory(options.out, script)
+        self.run_dir = make_run_directory(options.out, script)
         self._pid = os.getpid()
         self._origin = perf_counter_ns()
         self._state = _State.RUNNING
-        self._flushing = threading.RLock()
-        self._receipt: object = None
         self._tools: list[Tool] = []
+        self._tracker: Tracker | None = None
         try:
-            self._open_files(command, script)
+            self._meta = self._facts(command, script)
+            self._write_meta()
+            self._recording = Recording(self.run_dir, self._origin, self._meta["start_unix_ns"], self._overhead)
             self._tools.append(tracking := Tool("tcmon"))
             self._tools.append(capturing := Tool("tcmon capture"))
         except TcmonError:
@@ -138,34 +73,27 @@ class Session:
         except OSError as error:
             self._release()
             raise TcmonError(f"can't write to {self.run_dir}: {error.strerror}") from None
-        self._names = NameTable(Returned, Yielded)
-        self._calls = CallRecorder(capturing, self._failed)
-        self._open_steps: dict[int, list[Segment]] = {}
-        self._switch_ns = 0
-        self._write_ns = 0
+        self._recording.equip(options.record, capturing, self._failed)
         self._dispatch_ns = empty_callback_ns(tracking)
-        self._tracker = Tracker(
+        self._tracker = tracker = Tracker(
             tracking,
             capturing,
             {role: options.sampler(role) for role in Role},
-            self,
-            tells_decisions=_log.isEnabledFor(logging.DEBUG),
+            self._recording,
+            tells_decisions=tells_decisions(),
             found=self._loop_found,
             failed=self._failed,
         )
         codebase = Codebase()
-        evaluation = Evaluation(tracking, self._tracker, codebase, self._loop_found)
-        self._confirmation = Confirmation(self._tracker, codebase, self._loop_found, self._loop_retracted)
-        named = NamedLoops(named_loops, codebase)
-        manual = Manual(self._tracker, codebase, self._loop_found, self._loop_retracted)
+        self._confirmation = Confirmation(tracker, codebase, self._loop_found, self._loop_retracted)
         self._discovery = Discovery(
             tracking,
-            self._tracker,
+            tracker,
             codebase,
             self._confirmation,
-            evaluation,
-            manual,
-            named,
+            Evaluation(tracking, tracker, codebase, self._loop_found),
+            Manual(tracker, codebase, self._loop_found, self._loop_retracted),
+            NamedLoops(named_loops, codebase),
             self._loop_found,
             self._failed,
         )
@@ -180,8 +108,9 @@ class Session:
             return
         if self._state is _State.RUNNING:
             try:
-                self._tracker.close()
-                self._confirmation.sweep()
+                if self._tracker is not None:
+                    self._tracker.close()
+                    self._confirmation.sweep()
             except Exception as error:
                 self._give_up(error)
         told = self._state is _State.FAILED
@@ -193,9 +122,8 @@ class Session:
         self._meta["ended"] = ended
         end = {"kind": "end", **ended, "seen": self._seen(), "hint": self._hint()}
         last_works: tuple[Callable[[], None], ...] = (
-            functools.partial(self._write_with_times, [], [end]),
-            self._trace.close,
-            self._journal.close,
+            functools.partial(self._recording.end, end),
+            self._recording.close,
             self._write_meta,
         )
         for last_work in last_works:
@@ -206,69 +134,12 @@ class Session:
                     warn(f"the trace in {self.run_dir} is incomplete: {_reason(error)}", error)
                 told = True
 
-    # The tracker's sink. Called inside monitoring callbacks: nothing here is monitored.
-
-    def start(self, step: RecordedStep) -> None:
-        begin = perf_counter_ns()
-        self._open_steps.setdefault(id(step), [])
-        self._calls.start()
-        self._switch_ns += perf_counter_ns() - begin
-
-    def pause(self, step: RecordedStep) -> None:
-        begin = perf_counter_ns()
-        segment = self._calls.stop()
-        if segment is not None:
-            self._open_steps.setdefault(id(step), []).append(segment)
-        self._switch_ns += perf_counter_ns() - begin
-
-    def finish_recorded(self, step: RecordedStep) -> None:
-        begin = perf_counter_ns()
-        segments = self._open_steps.pop(id(step), [])
-        identity = {"role": step.role, "n": step.n, "loop": step.loop}
-        records: list[dict[str, Any]] = []
-        stored = dropped = 0
-        for segment in segments:
-            dropped += segment.dropped
-            for thread, what, at in rows(segment, self._names):
-                stored += sum(1 for number in what if number > 0)
-                records.append(
-                    {
-                        "kind": "calls",
-                        **identity,
-                        "thread": thread,
-                        "begin": max(0, segment.begin - self._origin),
-                        "what": what,
-                        "at": at,
-                    }
-                )
-        records.append(
-            {
-                "kind": "step",
-                **identity,
-                "reason": step.reason,
-                "stage": step.stage,
-                "begin": max(0, step.begin - self._origin),
-                "wait": (wait := max(0, step.body - step.begin)),
-                "end": max(wait, step.end - step.begin),
-                "thread": step.thread,
-                "calls": {"stored": stored, "dropped": dropped},
-            }
-        )
-        self._write_with_times([*self._names.take_new(), *records])
-        self._write_ns += perf_counter_ns() - begin
-
-    def discard(self, step: RecordedStep) -> None:
-        self._open_steps.pop(id(step), None)
-
-    def decided(self, role: Role, n: int, reason: str | None) -> None:
-        what = {None: "Skipping", "warm-up": "Warm-up", "interval": "Interval"}.get(reason, str(reason).capitalize())
-        _log.debug("%s%s step %d", "Eval: " if role is Role.EVAL else "", what, n)
-
     # Records
 
-    def _open_files(self, command: Sequence[str], script: str) -> None:
+    def _facts(self, command: Sequence[str], script: str) -> dict[str, Any]:
+        """What run.json says."""
         started = time.time_ns()
-        self._meta: dict[str, Any] = {
+        return {
             "format": FORMAT,
             "tcmon": __version__,
             "command": masked(command),
@@ -286,15 +157,8 @@ class Session:
             "loops": [],
             "ended": None,
         }
-        self._write_meta()
-        self._trace = TraceWriter(self.run_dir / f"trace-{self._pid}.jsonl")
-        self._trace.write([{"kind": "process", "format": FORMAT, "pid": self._pid, "start_unix_ns": started}])
-        journal = StepJournal(self.run_dir / f"trace-{self._pid}.journal", self._origin, self._journal_full)
-        self._journal = journal
-        self.step_times = journal.add
 
     def _loop_found(self, code: CodeType, proposal: Proposal, found: str) -> int:
-        begin = perf_counter_ns()
         record: dict[str, Any] = {
             "kind": "loop",
             "id": len(self._meta["loops"]) + 1,
@@ -307,7 +171,7 @@ class Session:
         }
         self._meta["loops"].append({key: value for key, value in record.items() if key != "kind"})
         self._meta["torch"] = _torch_version()
-        self._write([record])
+        self._recording.write([record])
         self._update_meta()
         _log.info(
             "%s loop at %s:%d in %s: %s",
@@ -317,7 +181,6 @@ class Session:
             code.co_qualname,
             "; ".join(proposal.evidence),
         )
-        self._write_ns += perf_counter_ns() - begin
         return len(self._meta["loops"])
 
     def _loop_retracted(self, loop_id: int, reason: str) -> None:
@@ -325,52 +188,18 @@ class Session:
         loop = self._meta["loops"][loop_id - 1]
         loop["role"] = "other"
         loop["evidence"].append(f"not the training loop: {reason}")
-        self._write([{"kind": "loop", **loop}])
+        self._recording.write([{"kind": "loop", **loop}])
         self._update_meta()
         _log.info("no training loop after all: %s:%d in %s: %s", loop["file"], loop["line"], loop["qualname"], reason)
 
-    def _journal_full(self) -> None:
-        begin = perf_counter_ns()
-        self._write_with_times([])
-        self._write_ns += perf_counter_ns() - begin
-
-    def _write_with_times(self, before: list[dict[str, Any]], after: Iterable[dict[str, Any]] = ()) -> None:
-        """Write records, between them the step times since the last ones, and the overhead so far."""
-        if os.getpid() != self._pid:
-            return
-        # Times stay in the journal until the trace has them: a signal's handler may raise at any place.
-        try:
-            self._flushing.acquire()
-            self._forget_written()
-            times = steps_records(self._journal.take())
-            self._receipt = object()
-            self._trace.write([*before, *times, self._overhead(), *after], self._receipt)
-            self._forget_written()
-        finally:
-            try:
-                self._flushing.release()
-            except RuntimeError:
-                pass  # a signal's handler raised before it was acquired
-
-    def _forget_written(self) -> None:
-        if self._receipt is not None and self._trace.receipt is self._receipt:
-            self._journal.drop_taken()
-            self._receipt = None
-
-    def _overhead(self) -> dict[str, Any]:
+    def _overhead(self) -> dict[str, int]:
+        """What counting steps has cost so far."""
+        callbacks, spent = (0, 0) if self._tracker is None else (self._tracker.callbacks, self._tracker.callback_ns)
         return {
-            "kind": "overhead",
-            "callbacks": self._tracker.callbacks,
-            "callback_ns": max(0, self._tracker.callback_ns + self._switch_ns),
-            "dispatch_ns": round(self._tracker.callbacks * self._dispatch_ns),
-            "write_ns": max(0, self._write_ns),
-            "events": self._calls.events,
-            "bytes": self._trace.bytes,
+            "callbacks": callbacks,
+            "callback_ns": spent,
+            "dispatch_ns": round(callbacks * self._dispatch_ns),
         }
-
-    def _write(self, records: list[dict[str, Any]]) -> None:
-        if os.getpid() == self._pid:
-            self._trace.write(records)
 
     def _update_meta(self) -> None:
         try:
@@ -404,7 +233,7 @@ class Session:
         """An exception in a callback: the program's, which gets it, or an error of tcmon itself."""
         if is_interruption(error):
             if self._state is _State.RUNNING:
-                self._calls.stop()  # the callback may have been about to
+                self._recording.interrupted()
             hand_on(error)
         else:
             self._give_up(error)
@@ -418,7 +247,7 @@ class Session:
         text = f"monitoring stopped: {_reason(error)}; the program goes on, without its further steps in {self.run_dir}"
         warn(text, error)
         try:
-            self._write([{"kind": "note", "level": "warning", "text": text}])
+            self._recording.write([{"kind": "note", "level": "warning", "text": text}])
         except OSError:
             pass
 
@@ -450,39 +279,6 @@ def _forget_in_child() -> None:
 
 
 os.register_at_fork(after_in_child=_forget_in_child)
-
-
-def _make_run_directory(out: Path | None, script: str) -> Path:
-    try:
-        if out is None:
-            return _new_directory(Path("tcmon-runs").absolute(), script)
-        path = out.absolute()
-        path.mkdir(parents=True, exist_ok=True)
-        held = any(path.glob("trace-*.jsonl")) or os.path.lexists(path / "run.json")
-    except OSError as error:
-        raise TcmonError(
-            f"can't make the run directory {out or 'tcmon-runs'}: {error.strerror}; choose another with --out"
-        ) from None
-    if held:
-        raise TcmonError(f"{out} already holds a run; choose another directory with --out")
-    if not os.access(path, os.W_OK | os.X_OK):
-        raise TcmonError(f"can't write to {out}: permission denied; choose another directory with --out")
-    return path
-
-
-def _new_directory(parent: Path, script: str) -> Path:
-    """A directory of its own for each run, also where a process runs the program anew (`os.execv`) at once."""
-    parent.mkdir(parents=True, exist_ok=True)
-    stem = Path(script).name.removesuffix(".py") or "run"
-    name = f"{stem}-{time.strftime('%Y%m%d-%H%M%S')}-{os.getpid()}"
-    for again in itertools.count(1):
-        path = parent / (name if again == 1 else f"{name}-{again}")
-        try:
-            path.mkdir()
-        except FileExistsError:
-            continue
-        return path
-    raise AssertionError("there are always more numbers")
 
 
 def _torch_version() -> str | None:

@@ -15,20 +15,27 @@ from trace_builder import (
     encode,
     end,
     exception,
+    finding,
     function,
     header,
     loop,
     meta,
     note,
+    of_step,
     overhead,
+    parameter,
+    state,
     step,
     steps,
     write_run,
 )
 
 from tcmon.errors import TcmonError
+from tcmon.trace import details
+from tcmon.trace.fields import Damaged
+from tcmon.trace.index import TraceIndex
 from tcmon.trace.reader import Process, Reading, open_run
-from tcmon.trace.records import Function, Record, Steps
+from tcmon.trace.records import Function, Record, Steps, read_record
 
 WHOLE = [
     header(),
@@ -337,3 +344,54 @@ def test_any_bytes_may_stand_in_a_journal(tmp_path: Path, data: bytes) -> None:
     for times in process.unwritten_steps():
         assert times.n > 0
         assert 0 <= times.wait <= times.end
+
+
+DETAILS: list[dict[str, Any]] = [
+    of_step("lines", 3, thread=1, function=1, body=True, line=[31, 33], hits=[1, 1], ns=[40, 60]),
+    of_step("args", 3, thread=1, call=[0], arguments=[{"x": 1}], returned=[None]),
+    of_step("loss", 3, value=[0.5, "nan", "-inf", None]),
+    {"kind": "optimizer", "id": 1, "name": "torch.optim.sgd.SGD"},
+    parameter(1, "fc.weight"),
+    parameter(2, "old.bias", optimizer=None, group=None, index=None),
+    state(3, [1, 2], update=[None, "inf"], nonfinite=[0, 7], state={"exp_avg": [0.5, None]}),
+    of_step("modes", 3, module=["model.Net"], training=[True], mixed=[["bn1", "…"]]),
+    of_step("buffers", 3, name=["bn1.running_mean"], norm=[1.5], nonfinite=[0], hash=["ab"]),
+    of_step("ops", 3, name=["aten::mm"], begin=[5], ns=[7], device=["cpu"], thread=[1], bytes=[-64]),
+    of_step("device", 3, device="cuda:0", ns=900),
+    finding("gradients-never-cleared", 3),
+]
+"""A record of each kind that recorders and checks write."""
+
+
+def test_details_of_a_step_are_read_where_they_are_asked_for(tmp_path: Path) -> None:
+    assert {record["kind"] for record in DETAILS} == set(details.READERS)
+    run = open_run(write_run(tmp_path / "run", [header(), *DETAILS, step(3, 0, 100), end()]))
+    assert [type(record).__name__ for record in run.processes[0].read()] == ["Header", "Step", "End"]
+    assert len(list(run.processes[0].read(details=True))) == len(DETAILS) + 3
+    [recorded] = run.processes[0].recorded_steps()
+    kept = [type(record).__name__ for record in recorded.details]
+    assert kept == ["Lines", "Args", "Loss", "State", "Modes", "Buffers", "Ops", "DeviceTime"]
+    index = TraceIndex(run.processes[0].trace)
+    with run.processes[0].trace.open("rb") as file:
+        # repr: nan differs from itself
+        assert repr(index.load(file, 0)) == repr(recorded)
+
+
+@pytest.mark.parametrize("record", DETAILS, ids=lambda record: f"{record['kind']}{record.get('id', '')}")
+@pytest.mark.parametrize("value", [None, -1, "x", [], [[]], {}, 1.5, True, [None], ["x"], [1, 2, 3]])
+def test_details_with_a_wrong_field_are_damage_or_read(record: dict[str, Any], value: object) -> None:
+    for name in record.keys() - {"kind"}:
+        try:
+            read_record(orjson.dumps({**record, name: value}))
+        except Damaged:
+            pass
+
+
+def test_phases_are_columns_of_steps_and_no_longer_than_these() -> None:
+    row = steps([100, 200], waits=[10, 10])
+    good = read_record(orjson.dumps({**row, "phases": {"forward": [50, 60], "later-version": [1]}}))
+    assert isinstance(good, Steps)
+    assert good.phases == {"forward": [50, 60]}
+    for bad in ({"forward": [50]}, {"forward": [91, 0]}, {"forward": [50, 60], "backward": [41, 0]}, [1]):
+        with pytest.raises(Damaged):
+            read_record(orjson.dumps({**row, "phases": bad}))

@@ -116,6 +116,65 @@ def calls(
     }
 
 
+def of_step(kind: str, n: int, *, role: str = "train", loop: int = 1, **columns: Any) -> dict[str, Any]:
+    """A row that belongs to a recorded step: of kind "loss", "lines", "state", ..."""
+    return {"kind": kind, "role": role, "n": n, "loop": loop, **columns}
+
+
+def parameter(id: int, name: str, **changes: Any) -> dict[str, Any]:
+    record = {
+        "kind": "parameter",
+        "id": id,
+        "name": name,
+        "shape": [2, 3],
+        "dtype": "float32",
+        "device": "cpu",
+        "optimizer": 1,
+        "group": 0,
+        "index": id - 1,
+    }
+    return record | changes
+
+
+def state(n: int, parameters: Sequence[int], **columns: Any) -> dict[str, Any]:
+    """The state of optimizer 1 after step n; columns that are not given hold plausible values."""
+    count = len(parameters)
+    record: dict[str, Any] = {
+        "optimizer": 1,
+        "groups": [{"lr": 0.1}],
+        "scale": None,
+        "parameter": list(parameters),
+        "requires_grad": [True] * count,
+        "has_grad": [True] * count,
+        "norm": [1.0] * count,
+        "grad_norm": [0.5] * count,
+        "update": [0.001] * count,
+        "nonfinite": [0] * count,
+        "grad_nonfinite": [0] * count,
+        "before": [f"{n:016x}"] * count,
+        "after": [f"{n + 1:016x}"] * count,
+        "state": {},
+    }
+    return of_step("state", n, **(record | columns))
+
+
+def finding(rule: str, n: int, severity: str = "warning", **changes: Any) -> dict[str, Any]:
+    record = {
+        "kind": "finding",
+        "rule": rule,
+        "severity": severity,
+        "role": "train",
+        "n": n,
+        "observed": "gradients of 2 parameters are None",
+        "why": "they never change",
+        "look": "at what the loss depends on",
+        "parameters": ["head.weight"],
+        "file": None,
+        "line": None,
+    }
+    return record | changes
+
+
 def overhead(callback_ns: int = 0, dispatch_ns: int = 0, write_ns: int = 0) -> dict[str, Any]:
     return {
         "kind": "overhead",

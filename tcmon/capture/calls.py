@@ -5,13 +5,14 @@ The callbacks only append to one flat list; names are resolved and rows are made
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from operator import sub
 from threading import get_ident
 from time import perf_counter_ns
 from types import CodeType
 from typing import Any
 
+from tcmon.capture.recorder import Equipment, Step, identity
 from tcmon.monitoring.tool import Tool, events
 from tcmon.trace.names import NameTable
 
@@ -42,6 +43,52 @@ class Segment:
 
 
 class CallRecorder:
+    """The `calls` of recorded steps; those of all threads, in whatever step is recorded."""
+
+    def __init__(self, equipment: Equipment) -> None:
+        self._equipment = equipment
+        self._log = CallLog(equipment.tool, equipment.failed)
+        self._open: dict[int, list[Segment]] = {}
+
+    @property
+    def events(self) -> int:
+        """Starts and ends of calls that were logged so far."""
+        return self._log.events
+
+    def start(self, step: Step) -> None:
+        self._open.setdefault(id(step), [])
+        self._log.start()
+
+    def pause(self, step: Step) -> None:
+        segment = self._log.stop()
+        if segment is not None:
+            self._open.setdefault(id(step), []).append(segment)
+
+    def finish(self, step: Step, facts: dict[str, Any]) -> Iterator[dict[str, Any]]:
+        stored = dropped = 0
+        for segment in self._open.pop(id(step), ()):
+            dropped += segment.dropped
+            for thread, what, at in rows(segment, self._equipment.names):
+                stored += sum(1 for number in what if number > 0)
+                yield {
+                    "kind": "calls",
+                    **identity(step),
+                    "thread": thread,
+                    "begin": max(0, segment.begin - self._equipment.origin),
+                    "what": what,
+                    "at": at,
+                }
+        facts["calls"] = {"stored": stored, "dropped": dropped}
+
+    def discard(self, step: Step) -> None:
+        self._open.pop(id(step), None)
+
+    def stop(self) -> None:
+        """Log nothing until a step starts or goes on: the callback that was about to pause may not get there."""
+        self._log.stop()
+
+
+class CallLog:
     """Logs the calls of all threads while it is on."""
 
     def __init__(self, tool: Tool, failed: Callable[[BaseException], None], limit: int = DEFAULT_LIMIT) -> None:

@@ -31,8 +31,8 @@ def demo(args: tuple[str, ...]) -> Callable[[], None]:
 def _demo(args: tuple[str, ...]) -> None:
     from tcmon import demo as package
     from tcmon.cli.watch import log_to_stderr, watch
+    from tcmon.options import Options
     from tcmon.program import script_program
-    from tcmon.session import Options
 
     log_to_stderr("warning")
     program = script_program(str(Path(package.__path__[0]) / "train.py"), args)

@@ -119,8 +119,8 @@ def run(
 def _run(program: tuple[str, ...], as_module: bool, log_level: str, quiet: bool, options: dict[str, Any]) -> None:
     # Click's work is done: what it takes to watch is imported only for a command line without mistakes.
     from tcmon.cli.watch import log_to_stderr, watch
+    from tcmon.options import Options
     from tcmon.program import ModuleProgram, script_program
-    from tcmon.session import Options
 
     log_to_stderr(log_level)
     name, *args = program

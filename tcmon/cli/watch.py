@@ -11,7 +11,8 @@ from tcmon.log import log, warn
 from tcmon.program import Outcome, Program
 
 if TYPE_CHECKING:
-    from tcmon.session import Options, Session
+    from tcmon.options import Options
+    from tcmon.session import Session
 
 
 def log_to_stderr(level: str) -> None:

@@ -28,7 +28,7 @@ from tcmon.trace.calltree import FunctionTimes, add_calls
 from tcmon.trace.everystep import every_step
 from tcmon.trace.fields import Setting
 from tcmon.trace.index import TraceIndex
-from tcmon.trace.reader import PendingCalls, Process, Run
+from tcmon.trace.reader import PendingRows, Process, Run
 from tcmon.trace.records import Calls, Function, RunMeta, Step
 
 ROLES: Final = ("train", "eval")
@@ -213,7 +213,7 @@ def _measured_run(run: Run, index: TraceIndex | None, recorded: Mapping[str, _Re
 
 def _add_functions(process: Process, index: TraceIndex, recorded: Mapping[str, _Recorded]) -> None:
     keys = {id_: _key(function) for id_, function in index.functions.items()}
-    pending = PendingCalls()
+    pending = PendingRows[Calls]()
     for record in process.read():
         if isinstance(record, Calls):
             pending.add(record)

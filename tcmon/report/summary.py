@@ -12,7 +12,7 @@ from tcmon.report.state import State, state_of
 from tcmon.report.steptimes import Comparison, Slice, StepLog, compare_recorded, evaluated_within, profile, quantile
 from tcmon.trace.calltree import FunctionTimes, add_calls, lost_function
 from tcmon.trace.journal import StepTimes
-from tcmon.trace.reader import PendingCalls, Process, Reading, Run
+from tcmon.trace.reader import PendingRows, Process, Reading, Run
 from tcmon.trace.records import (
     ROLES,
     Calls,
@@ -208,7 +208,7 @@ class _Gathering:
         self._functions: dict[int, Function] = {}
         self._times: dict[str, FunctionTimes] = {}
         self._recorded_ns: Counter[str] = Counter()
-        self._pending = PendingCalls()
+        self._pending = PendingRows[Calls]()
         self._calls_dropped = 0
         self._overhead: Overhead | None = None
         self._notes: list[Note] = []

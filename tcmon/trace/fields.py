@@ -61,6 +61,65 @@ def numbers(obj: Object, name: str, low: int, limit: int = TIME_LIMIT) -> list[i
     return value
 
 
+def number_or_none(obj: Object, name: str) -> int | None:
+    """A count or an identity, or None where it is null or missing."""
+    return None if obj.get(name) is None else number(obj, name)
+
+
+def counts(obj: Object, name: str) -> list[int | None]:
+    """A column of counts, None where there is none."""
+    return [number_or_none({name: value}, name) for value in anything(obj, name)]
+
+
+def real(obj: Object, name: str) -> float | None:
+    """A real number, written as a text where JSON has none for it ("nan", "inf", "-inf"); None where it is null."""
+    return _real(obj.get(name), name)
+
+
+def reals(obj: Object, name: str) -> list[float | None]:
+    """A column of real numbers, as `real`."""
+    return [_real(value, name) for value in anything(obj, name)]
+
+
+def _real(value: object, name: str) -> float | None:
+    if value is None:
+        return None
+    if type(value) is float or (type(value) is int and abs(value) < TIME_LIMIT):
+        return float(value)
+    if type(value) is str and value in _NOT_FINITE:
+        return float(value)
+    raise Damaged(f"{name} is {_shown(value)}, not a real number")
+
+
+_NOT_FINITE: Final = frozenset(("nan", "inf", "-inf"))
+
+
+def flag(obj: Object, name: str) -> bool:
+    """A truth value."""
+    value = obj.get(name)
+    if type(value) is not bool:
+        raise Damaged(f"{name} is {_shown(value)}, not true or false")
+    return value
+
+
+def flags(obj: Object, name: str) -> list[bool]:
+    """A column of truth values."""
+    return [flag({name: value}, name) for value in anything(obj, name)]
+
+
+def anything(obj: Object, name: str) -> list[object]:
+    """A list, of what is not yet known."""
+    value = obj.get(name)
+    if not isinstance(value, list):
+        raise Damaged(f"{name} is {_shown(value)}, not a list")
+    return value
+
+
+def texts_or_none(obj: Object, name: str) -> list[str | None]:
+    """A column of texts, None where there is none."""
+    return [text_or_none({name: value}, name) for value in anything(obj, name)]
+
+
 def text(obj: Object, name: str) -> str:
     """A text."""
     value = obj.get(name)

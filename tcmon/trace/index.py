@@ -11,20 +11,22 @@ from pathlib import Path
 from typing import BinaryIO, Final
 
 from tcmon.errors import TcmonError
-from tcmon.trace.calltree import call_trees
+from tcmon.trace.details import ROLES, StepDetail
 from tcmon.trace.fields import Damaged
 from tcmon.trace.reader import (
     CALLS,
     LINE_LIMIT,
+    OF_A_STEP,
     OPEN_STEPS,
     RecordedStep,
     reason_of,
+    recorded_step,
     require_known,
     retracted_loops,
 )
-from tcmon.trace.records import ROLES, Calls, ExceptionType, Function, Header, Loop, Record, Step, read_record
+from tcmon.trace.records import Calls, ExceptionType, Function, Header, Loop, Record, Step, read_record
 
-_STEP_OF_CALLS: Final = re.compile(rb'\{"kind":"calls","role":"([a-z]+)","n":(\d{1,15}),')
+_STEP_OF_ROWS: Final = re.compile(rb'\{"kind":"(?:calls|args|lines|ops)","role":"([a-z]+)","n":(\d{1,15}),')
 
 
 def _column() -> "array[int]":
@@ -95,16 +97,16 @@ class TraceIndex:
         return self._places.record[place] - self._places.rows[place]
 
     def load(self, file: BinaryIO, place: int) -> RecordedStep:
-        """The step at `place` with its calls, out of the trace opened as `file`."""
+        """The step at `place` with all that was kept of it, out of the trace opened as `file`."""
         places = self._places
         wanted = ROLES[places.role[place]], places.n[place]
         at = places.rows[place]
-        rows: list[Calls] = []
+        rows: list[Calls | StepDetail] = []
         file.seek(at)
         while at < places.record[place] and (line := file.readline(LINE_LIMIT)):
             at += len(line)
             record = _record(line)
-            if isinstance(record, Calls):
+            if isinstance(record, OF_A_STEP):
                 if (record.role, record.n) == wanted and record.loop not in self._retracted:
                     rows.append(record)
             elif record is None and line.startswith(CALLS):
@@ -112,7 +114,7 @@ class TraceIndex:
         step = _record(file.readline(LINE_LIMIT))
         if not isinstance(step, Step):
             raise TcmonError(f"{str(self._trace)!r} was changed while it was read")
-        return RecordedStep(step, call_trees(step, rows, self.functions, self.exceptions))
+        return recorded_step(step, rows, self.functions, self.exceptions)
 
     def _read(self, file: BinaryIO, advance: Callable[[int], object] | None) -> None:
         first_rows: dict[tuple[str, int], int] = {}
@@ -121,23 +123,25 @@ class TraceIndex:
             here, at = at, at + len(line)
             if advance is not None:
                 advance(len(line))
-            if match := _STEP_OF_CALLS.match(line):
+            if match := _STEP_OF_ROWS.match(line):
                 _note(first_rows, match[1].decode("ascii"), int(match[2]), here)
                 continue
-            match _record(line):
-                case Calls() as record:
-                    _note(first_rows, record.role, record.n, here)
-                case Function() as record:
+            record = _record(line)
+            if isinstance(record, OF_A_STEP):
+                _note(first_rows, record.role, record.n, here)
+                continue
+            match record:
+                case Function():
                     self.functions[record.id] = record
-                case ExceptionType() as record:
+                case ExceptionType():
                     self.exceptions[record.id] = record
-                case Loop() as record:
+                case Loop():
                     self.loops[record.id] = record
-                case Step() as record:
+                case Step():
                     rows = first_rows.pop((record.role, record.n), here)
                     if record.loop not in self._retracted:
                         self._add(record, rows, here)
-                case Header() as record:
+                case Header():
                     require_known(record.format, repr(str(self._trace)))
                     self.start_unix_ns = record.start_unix_ns
                 case _:

@@ -8,14 +8,15 @@ gives the records that are whole, and counts what isn't.
 import mmap
 import os
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
 from tcmon.errors import TcmonError
-from tcmon.trace import fields, records
+from tcmon.trace import details, fields, records
 from tcmon.trace.calltree import Call, call_trees
+from tcmon.trace.details import Args, Buffers, DeviceTime, Lines, Loss, Modes, Ops, State, StepDetail
 from tcmon.trace.fields import Damaged
 from tcmon.trace.journal import StepTimes, read_journal
 from tcmon.trace.records import (
@@ -41,6 +42,10 @@ LINE_LIMIT: Final = 64 << 20
 
 _LOOP: Final = b'{"kind":"loop"'
 CALLS: Final = b'{"kind":"calls"'
+_DETAILS: Final = tuple(f'{{"kind":"{kind}"'.encode() for kind in details.READERS)
+
+OF_A_STEP: Final = (Calls, Lines, Args, Loss, State, Modes, Buffers, Ops, DeviceTime)
+_OF_A_LOOP: Final = (Steps, Step, *OF_A_STEP)
 
 # Steps of several roles and threads can be open at once, but few. What is more was left over by damage.
 OPEN_STEPS: Final = 16
@@ -89,9 +94,9 @@ class Process:
     trace: Path
     pid: int
 
-    def read(self, *, calls: bool = True) -> "Reading":
-        """The records of the trace, read from its first one on; without `calls` those are passed over unread."""
-        return Reading(self.trace, calls=calls)
+    def read(self, *, calls: bool = True, details: bool = False) -> "Reading":
+        """The records of the trace, read from its first one on; those of `calls` or `details` only if asked for."""
+        return Reading(self.trace, calls=calls, details=details)
 
     def unwritten_steps(self) -> list[StepTimes]:
         """Times of the latest steps, which the journal keeps since they may not have reached the trace yet.
@@ -112,28 +117,41 @@ class Process:
         """The steps that were recorded in detail, in the order in which they ended."""
         functions: dict[int, Function] = {}
         exceptions: dict[int, ExceptionType] = {}
-        pending = PendingCalls()
-        for record in self.read():
+        pending = PendingRows[Calls | StepDetail]()
+        for record in self.read(details=True):
+            if isinstance(record, OF_A_STEP):
+                pending.add(record)
+                continue
             match record:
-                case Calls():
-                    pending.add(record)
                 case Function():
                     functions[record.id] = record
                 case ExceptionType():
                     exceptions[record.id] = record
                 case Step():
-                    calls = call_trees(record, pending.take(record), functions, exceptions)
-                    yield RecordedStep(record, calls)
+                    yield recorded_step(record, pending.take(record), functions, exceptions)
                 case _:
                     pass
 
 
 @dataclass(frozen=True, slots=True)
 class RecordedStep:
-    """A step that was recorded in detail, with the outermost calls of every thread in it."""
+    """A step that was recorded in detail, with the outermost calls of every thread in it, and all else kept of it."""
 
     step: Step
     calls: tuple[Call, ...]
+    details: tuple[StepDetail, ...] = ()
+
+
+def recorded_step(
+    step: Step,
+    rows: Sequence[Calls | StepDetail],
+    functions: Mapping[int, Function],
+    exceptions: Mapping[int, ExceptionType],
+) -> RecordedStep:
+    """A step with its rows put together."""
+    calls = [row for row in rows if isinstance(row, Calls)]
+    details = tuple(row for row in rows if not isinstance(row, Calls))
+    return RecordedStep(step, call_trees(step, calls, functions, exceptions), details)
 
 
 class Reading:
@@ -154,9 +172,9 @@ class Reading:
     size: int
     """Bytes read."""
 
-    def __init__(self, trace: Path, *, calls: bool = True) -> None:
+    def __init__(self, trace: Path, *, calls: bool = True, details: bool = False) -> None:
         self._trace = trace
-        self._skipped = () if calls else (CALLS,)
+        self._skipped = (() if calls else (CALLS,)) + (() if details else _DETAILS)
         self._records = self._pass()
         self.complete = False
         self.damaged = self.unknown = self.cut = self.size = 0
@@ -176,7 +194,7 @@ class Reading:
                     record = self._record(line)
                     if record is None:
                         continue
-                    if retracted and isinstance(record, Steps | Step | Calls) and record.loop in retracted:
+                    if retracted and isinstance(record, _OF_A_LOOP) and record.loop in retracted:
                         continue
                     yield record
         except OSError as error:
@@ -224,19 +242,19 @@ def retracted_loops(trace: Path) -> frozenset[int]:
     return frozenset(loop for loop, role in last.items() if role == "other")
 
 
-class PendingCalls:
-    """Holds the calls of steps being recorded until the record of the step, which follows them, is there."""
+class PendingRows[Row: Calls | StepDetail]:
+    """Holds what was kept of steps being recorded until the record of the step, which follows it, is there."""
 
     def __init__(self) -> None:
-        self._rows: dict[tuple[str, int], list[Calls]] = {}
+        self._rows: dict[tuple[str, int], list[Row]] = {}
 
-    def add(self, calls: Calls) -> None:
-        """Keep `calls` for their step."""
-        self._rows.setdefault((calls.role, calls.n), []).append(calls)
+    def add(self, row: Row) -> None:
+        """Keep `row` for its step."""
+        self._rows.setdefault((row.role, row.n), []).append(row)
         if len(self._rows) > OPEN_STEPS:
             del self._rows[next(iter(self._rows))]
 
-    def take(self, step: Step) -> list[Calls]:
+    def take(self, step: Step) -> list[Row]:
         """Everything that was kept for `step`, which is then forgotten."""
         return self._rows.pop((step.role, step.n), [])
 

@@ -8,19 +8,21 @@ Times are nanoseconds on the session's clock (zero at its start); durations are 
 """
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from itertools import accumulate
 from operator import gt
 from typing import Final
 
-from tcmon.trace import fields
+from tcmon.trace import details, fields
+from tcmon.trace.details import ROLES as ROLES
+from tcmon.trace.details import Detail
 from tcmon.trace.fields import Damaged, Object, Setting
 
 FORMAT: Final = 1
 """The format of run directories that this version reads."""
 
-ROLES: Final = ("train", "eval", "other")
-"""What a loop is for."""
+PHASES: Final = ("data", "forward", "backward", "optimizer", "evaluation", "checkpoint", "collective")
+"""Parts of a step's time beyond its `wait`; "data" is waiting for a data loader within the step's body."""
 
 _FOUND: Final = ("static", "dynamic", "manual")
 
@@ -78,7 +80,8 @@ class Steps:
     """Times of the consecutive steps `first`, `first + 1`, ... of one role, recorded or not.
 
     `begin` holds clock values; `wait` is how long each step waited for data, and `end` how long it took, wait
-    included.
+    included. `phases` holds the time of each of `PHASES` that any of the steps spent time in; what is left of `end` is
+    none of them.
     """
 
     role: str
@@ -88,6 +91,7 @@ class Steps:
     begin: Sequence[int]
     wait: Sequence[int]
     end: Sequence[int]
+    phases: Mapping[str, Sequence[int]] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
@@ -171,7 +175,7 @@ class End:
     hint: str | None
 
 
-type Record = Header | Loop | Function | ExceptionType | Steps | Step | Calls | Overhead | Note | End
+type Record = Header | Loop | Function | ExceptionType | Steps | Step | Calls | Overhead | Note | End | Detail
 
 
 @dataclass(frozen=True, slots=True)
@@ -288,6 +292,12 @@ def _steps(obj: Object) -> Steps:
         raise Damaged("begin of a step lies outside the clock")
     if any(map(gt, wait, end)):
         raise Damaged("a step waited longer than it took")
+    times = fields.nested(obj, "phases") if "phases" in obj else {}
+    phases = {name: fields.numbers(times, name, low=0) for name in PHASES if name in times}
+    if any(len(column) != len(end) for column in phases.values()):
+        raise Damaged("the columns of steps differ in length")
+    if any(wait[i] + sum(column[i] for column in phases.values()) > end[i] for i in range(len(end) if phases else 0)):
+        raise Damaged("the phases of a step took longer than it did")
     return Steps(
         fields.choice(obj, "role", ROLES),
         fields.text(obj, "stage"),
@@ -296,11 +306,12 @@ def _steps(obj: Object) -> Steps:
         begin,
         wait,
         end,
+        phases,
     )
 
 
 def _step(obj: Object) -> Step:
-    calls = fields.nested(obj, "calls")
+    calls = fields.nested(obj, "calls") if "calls" in obj else {"stored": 0, "dropped": 0}
     step = Step(
         role=fields.choice(obj, "role", ROLES),
         n=fields.number(obj, "n", low=1),
@@ -387,4 +398,5 @@ _READERS: Final[Mapping[str, Callable[[Object], Record]]] = {
     "overhead": _overhead,
     "note": _note,
     "end": _end,
+    **details.READERS,
 }

@@ -1,0 +1,65 @@
+"""What every recorder of a recorded step is, and what it gets from the session."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+from tcmon.monitoring.tool import Tool
+from tcmon.trace.names import NameTable
+
+
+class Step(Protocol):
+    """A step while it is recorded. Times are `perf_counter_ns`; `body` and `end` are set when it is finished."""
+
+    role: str
+    n: int
+    loop: int
+    stage: str
+    begin: int
+    body: int
+    end: int
+    thread: int
+
+
+class Recorder(Protocol):
+    """Records one aspect of the steps that a sampler picked.
+
+    Called from inside monitoring callbacks, in the loop's thread: nothing that runs here is monitored. A step is
+    started, paused while another loop's steps run within it, started again, paused at its end, and then finished or
+    discarded. Steps of several threads may be open at once.
+    """
+
+    def start(self, step: Step) -> None:
+        """Record from here on, for a new step or one that was paused. As cheap as can be."""
+
+    def pause(self, step: Step) -> None:
+        """Record no longer for `step`. As cheap as can be."""
+
+    def finish(self, step: Step, facts: dict[str, Any]) -> Iterable[dict[str, Any]]:
+        """The step is over: its records, without those of names (`Equipment.names`), and nothing kept of it.
+
+        `facts` is the step's own record, which follows; a field of the recorder's name may be added to it.
+        """
+
+    def discard(self, step: Step) -> None:
+        """The step never was: nothing is kept of it."""
+
+
+@dataclass(frozen=True, slots=True)
+class Equipment:
+    """What a session lends its recorders."""
+
+    tool: Tool
+    """The tool id of captures. Its global events are those of `calls`."""
+    names: NameTable
+    origin: int
+    """The zero of the session's clock, in `perf_counter_ns`."""
+    failed: Callable[[BaseException], None]
+    """To be called with what a callback caught."""
+
+
+def identity(step: Step) -> dict[str, Any]:
+    """The fields that say which step a record belongs to."""
+    return {"role": step.role, "n": step.n, "loop": step.loop}

@@ -1,0 +1,70 @@
+"""What a session records, and where."""
+
+from __future__ import annotations
+
+import dataclasses
+from pathlib import Path
+from typing import Any
+
+from tcmon.analysis.roles import Role
+from tcmon.capture.kinds import DEFAULT, RECORDERS
+from tcmon.steps.named import NamedLoop
+from tcmon.steps.sampler import Interval
+
+
+@dataclasses.dataclass(frozen=True)
+class Options:
+    """What a session records, and where.
+
+    Step n of training is recorded when `n < warmup` or `(n - warmup) % interval == 0`; evaluation steps are counted
+    apart, under the same rule with `eval_interval` and `eval_warmup` (None: as for training). `out` is the run
+    directory, None for a new one under `tcmon-runs`. `train_loop` and `eval_loop` name a loop as "FILE:LINE" (the line
+    of its `for` or `while`) in the place of those that would be found. Raises `ValueError` or `TypeError` naming
+    argument and value.
+    """
+
+    interval: int = 20
+    warmup: int = 2
+    eval_interval: int | None = None
+    eval_warmup: int | None = None
+    record: tuple[str, ...] = DEFAULT
+    out: Path | None = None
+    train_loop: str | None = None
+    eval_loop: str | None = None
+
+    def __post_init__(self) -> None:
+        for name, least in (("interval", 1), ("warmup", 0), ("eval_interval", 1), ("eval_warmup", 0)):
+            value = getattr(self, name)
+            if value is None and name.startswith("eval_"):
+                continue
+            if not isinstance(value, int) or isinstance(value, bool):
+                raise TypeError(f"{name} must be a whole number, not {value!r}")
+            if value < least:
+                raise ValueError(f"{name} must be at least {least}, not {value}")
+        for recorder in self.record:
+            if recorder not in RECORDERS:
+                raise ValueError(f"record can't hold {recorder!r}: available are {', '.join(RECORDERS)}")
+
+    def sampler(self, role: Role) -> Interval:
+        """The sampler for the steps of `role`."""
+        if role is Role.TRAIN:
+            return Interval(self.interval, self.warmup)
+        return Interval(
+            self.interval if self.eval_interval is None else self.eval_interval,
+            self.warmup if self.eval_warmup is None else self.eval_warmup,
+        )
+
+    def named_loops(self) -> tuple[NamedLoop, ...]:
+        """The loops that are named by hand; raises `TcmonError` if one of them is none."""
+        named = ((Role.TRAIN, self.train_loop), (Role.EVAL, self.eval_loop))
+        return tuple(NamedLoop(role, place) for role, place in named if place is not None)
+
+    def as_record(self) -> dict[str, Any]:
+        training, evaluation = self.sampler(Role.TRAIN), self.sampler(Role.EVAL)
+        return {
+            "interval": training.interval,
+            "warmup": training.warmup,
+            "eval_interval": evaluation.interval,
+            "eval_warmup": evaluation.warmup,
+            "record": list(self.record),
+        }

@@ -1,0 +1,166 @@
+"""What a session writes of steps: the tracker's sink, with the recorders of recorded steps.
+
+Called inside monitoring callbacks: nothing that runs here is monitored.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import threading
+from collections.abc import Callable, Iterable
+from pathlib import Path
+from time import perf_counter_ns
+from typing import Any
+
+from tcmon.analysis.roles import Role
+from tcmon.capture.calls import CallRecorder, Returned, Yielded
+from tcmon.capture.kinds import recorders
+from tcmon.capture.recorder import Equipment, Recorder
+from tcmon.log import log as _log
+from tcmon.monitoring.tool import Tool
+from tcmon.steps.tracker import RecordedStep
+from tcmon.trace.journal import StepJournal
+from tcmon.trace.names import NameTable
+from tcmon.trace.records import FORMAT
+from tcmon.trace.writer import TraceWriter, steps_records
+
+
+class Recording:
+    """The trace of this process: every step's times, and all that the recorders keep of recorded steps.
+
+    `overhead` is asked for what monitoring has cost so far. Raises `OSError` if the files can't be made.
+    """
+
+    def __init__(
+        self, directory: Path, origin: int, start_unix_ns: int, overhead: Callable[[], dict[str, int]]
+    ) -> None:
+        self._pid = os.getpid()
+        self._origin = origin
+        self._overhead_of_steps = overhead
+        self._flushing = threading.RLock()
+        self._receipt: object = None
+        self._recorders: list[Recorder] = []
+        self._calls: CallRecorder | None = None
+        self._names = NameTable(Returned, Yielded)
+        self._switch_ns = 0
+        self._write_ns = 0
+        self._trace = TraceWriter(directory / f"trace-{self._pid}.jsonl")
+        self._trace.write([{"kind": "process", "format": FORMAT, "pid": self._pid, "start_unix_ns": start_unix_ns}])
+        self._journal = StepJournal(directory / f"trace-{self._pid}.journal", origin, self._journal_full)
+        self.step_times = self._journal.add
+
+    def equip(self, record: Iterable[str], tool: Tool, failed: Callable[[BaseException], None]) -> None:
+        """Record these kinds in recorded steps, with the events of `tool`."""
+        self._recorders = recorders(record, Equipment(tool, self._names, self._origin, failed))
+        self._calls = next((each for each in self._recorders if isinstance(each, CallRecorder)), None)
+
+    # The tracker's sink
+
+    def start(self, step: RecordedStep) -> None:
+        begin = perf_counter_ns()
+        for recorder in self._recorders:
+            recorder.start(step)
+        self._switch_ns += perf_counter_ns() - begin
+
+    def pause(self, step: RecordedStep) -> None:
+        begin = perf_counter_ns()
+        for recorder in reversed(self._recorders):
+            recorder.pause(step)
+        self._switch_ns += perf_counter_ns() - begin
+
+    def finish_recorded(self, step: RecordedStep) -> None:
+        begin = perf_counter_ns()
+        facts = {
+            "kind": "step",
+            "role": step.role,
+            "n": step.n,
+            "loop": step.loop,
+            "reason": step.reason,
+            "stage": step.stage,
+            "begin": max(0, step.begin - self._origin),
+            "wait": (wait := max(0, step.body - step.begin)),
+            "end": max(wait, step.end - step.begin),
+            "thread": step.thread,
+        }
+        records = [record for recorder in self._recorders for record in recorder.finish(step, facts)]
+        self._write_with_times([*self._names.take_new(), *records, facts])
+        self._write_ns += perf_counter_ns() - begin
+
+    def discard(self, step: RecordedStep) -> None:
+        for recorder in self._recorders:
+            recorder.discard(step)
+
+    def decided(self, role: Role, n: int, reason: str | None) -> None:
+        what = {None: "Skipping", "warm-up": "Warm-up", "interval": "Interval"}.get(reason, str(reason).capitalize())
+        _log.debug("%s%s step %d", "Eval: " if role is Role.EVAL else "", what, n)
+
+    # The rest of the trace
+
+    def write(self, records: list[dict[str, Any]]) -> None:
+        """Append records; raises `OSError` if they can't be written yet. Does nothing in a forked child."""
+        if os.getpid() == self._pid:
+            begin = perf_counter_ns()
+            self._trace.write(records)
+            self._write_ns += perf_counter_ns() - begin
+
+    def interrupted(self) -> None:
+        """A callback was interrupted, maybe the one that was about to pause a step."""
+        if self._calls is not None:
+            self._calls.stop()
+
+    def end(self, record: dict[str, Any]) -> None:
+        """Write all that is held back, and the last record."""
+        self._write_with_times([], [record])
+
+    def close(self) -> None:
+        """Close the files. Another thread may still write, to nowhere."""
+        try:
+            self._trace.close()
+        finally:
+            self._journal.close()
+
+    def _journal_full(self) -> None:
+        begin = perf_counter_ns()
+        self._write_with_times([])
+        self._write_ns += perf_counter_ns() - begin
+
+    def _write_with_times(self, before: list[dict[str, Any]], after: Iterable[dict[str, Any]] = ()) -> None:
+        """Write records, between them the step times since the last ones, and the overhead so far."""
+        if os.getpid() != self._pid:
+            return
+        # Times stay in the journal until the trace has them: a signal's handler may raise at any place.
+        try:
+            self._flushing.acquire()
+            self._forget_written()
+            times = steps_records(self._journal.take())
+            self._receipt = object()
+            self._trace.write([*before, *times, self._overhead(), *after], self._receipt)
+            self._forget_written()
+        finally:
+            try:
+                self._flushing.release()
+            except RuntimeError:
+                pass  # a signal's handler raised before it was acquired
+
+    def _forget_written(self) -> None:
+        if self._receipt is not None and self._trace.receipt is self._receipt:
+            self._journal.drop_taken()
+            self._receipt = None
+
+    def _overhead(self) -> dict[str, Any]:
+        steps = self._overhead_of_steps()
+        return {
+            "kind": "overhead",
+            "callbacks": steps["callbacks"],
+            "callback_ns": max(0, steps["callback_ns"] + self._switch_ns),
+            "dispatch_ns": steps["dispatch_ns"],
+            "write_ns": max(0, self._write_ns),
+            "events": 0 if self._calls is None else self._calls.events,
+            "bytes": self._trace.bytes,
+        }
+
+
+def tells_decisions() -> bool:
+    """Whether somebody reads what `decided` says."""
+    return _log.isEnabledFor(logging.DEBUG)

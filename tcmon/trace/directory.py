@@ -1,0 +1,47 @@
+"""Makes run directories; one that holds a run is never written into again."""
+
+from __future__ import annotations
+
+import itertools
+import os
+import time
+from pathlib import Path
+
+from tcmon.errors import TcmonError
+
+
+def make_run_directory(out: Path | None, script: str) -> Path:
+    """The new directory of a run: `out`, or one under `tcmon-runs` that is named after the script.
+
+    Raises `TcmonError` if it can't be made or written to, or holds a run already.
+    """
+    try:
+        if out is None:
+            return _new_directory(Path("tcmon-runs").absolute(), script)
+        path = out.absolute()
+        path.mkdir(parents=True, exist_ok=True)
+        held = any(path.glob("trace-*.jsonl")) or os.path.lexists(path / "run.json")
+    except OSError as error:
+        raise TcmonError(
+            f"can't make the run directory {out or 'tcmon-runs'}: {error.strerror}; choose another with --out"
+        ) from None
+    if held:
+        raise TcmonError(f"{out} already holds a run; choose another directory with --out")
+    if not os.access(path, os.W_OK | os.X_OK):
+        raise TcmonError(f"can't write to {out}: permission denied; choose another directory with --out")
+    return path
+
+
+def _new_directory(parent: Path, script: str) -> Path:
+    """A directory of its own for each run, also where a process runs the program anew (`os.execv`) at once."""
+    parent.mkdir(parents=True, exist_ok=True)
+    stem = Path(script).name.removesuffix(".py") or "run"
+    name = f"{stem}-{time.strftime('%Y%m%d-%H%M%S')}-{os.getpid()}"
+    for again in itertools.count(1):
+        path = parent / (name if again == 1 else f"{name}-{again}")
+        try:
+            path.mkdir()
+        except FileExistsError:
+            continue
+        return path
+    raise AssertionError("there are always more numbers")
