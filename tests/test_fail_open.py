@@ -16,7 +16,8 @@ from monitored import STAND_INS, monitored
 from program_runs import both, run
 
 from tcmon.analysis.roles import RoleFinder
-from tcmon.capture.calls import CallRecorder
+from tcmon.capture.calls import CallLog, CallRecorder
+from tcmon.recording import Recording
 from tcmon.report.as_json import as_json
 from tcmon.report.summary import summarise
 from tcmon.session import Session
@@ -90,14 +91,13 @@ PLACES: dict[str, tuple[object, str]] = {
         (discovery.Discovery, ("_look_at", "_watch")),
         (codebase.Codebase, ("source", "is_torch")),
         (RoleFinder, ("__init__",)),
-        (CallRecorder, ("start", "stop")),
+        (CallRecorder, ("start", "pause", "finish")),
+        (CallLog, ("start", "stop")),
         (names.NameTable, ("numbers", "take_new", "_add", "_module")),
         (journal.StepJournal, ("take",)),
         (writer.TraceWriter, ("write", "_flush")),
-        (
-            Session,
-            ("start", "pause", "finish_recorded", "_loop_found", "_write_with_times", "_overhead", "_write_meta"),
-        ),
+        (Recording, ("start", "pause", "finish_recorded", "_write_with_times", "_overhead")),
+        (Session, ("_loop_found", "_overhead", "_write_meta")),
         (sampler.Interval, ("reason", "next_after")),
     )
     for name in names_of_it
