@@ -89,6 +89,49 @@ EVALUATIONS = {
             fit(data)
             Validation().run(data)
     """,
+    "with the end of the data caught in a while true": """
+        class Loop:
+            def run(self, pairs):
+                global evals
+                it = iter(pairs)
+                while True:
+                    try:
+                        x, y = next(it)
+                        evals += 1
+                        F.cross_entropy(call(x), y)
+                    except StopIteration:
+                        break
+                    finally:
+                        self.restarting = False
+        for _ in range(2):
+            fit(data)
+            with torch.no_grad(): Loop().run(data)
+    """,
+    "with a metric that switches gradients off itself": """
+        class Metric:
+            @torch.no_grad()
+            def update(self, value): self.value = value + 0
+            def compute(self):
+                with torch.set_grad_enabled(False): return self.value + 1
+            def reset(self):
+                with torch.inference_mode(): return 0
+        metric = Metric()
+        def over(pairs):
+            global evals
+            for x, y in pairs:
+                evals += 1
+                metric.update(F.mse_loss(call(x)[:, 0], y.float()))
+                metric.compute()
+                metric.reset()
+        def decorator(function):
+            def wrapper(*args):
+                with torch.inference_mode(): return function(*args)
+            return wrapper
+        drive = decorator(over)
+        for _ in range(2):
+            fit(data)
+            drive(data)
+    """,
     "before any training": """
         def drive(pairs):
             global evals

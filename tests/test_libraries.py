@@ -61,6 +61,8 @@ LIGHTNING = (
 import sys
 import lightning as L
 
+validated = 0
+
 class Module(L.LightningModule):
     def __init__(self, manual):
         super().__init__()
@@ -77,6 +79,12 @@ class Module(L.LightningModule):
             optimizer.step()
         return loss
 
+    def validation_step(self, batch, index):
+        global validated
+        validated += 1
+        x, y = batch
+        self.log("validation", ((self.layer(x) - y) ** 2).mean())
+
     def configure_optimizers(self):
         return torch.optim.SGD(self.parameters(), lr=0.1)
 
@@ -84,8 +92,10 @@ trainer = L.Trainer(
     max_epochs=3, accelerator="cpu", logger=False, enable_checkpointing=False, enable_progress_bar=False,
     enable_model_summary=False,
 )
-trainer.fit(Module(sys.argv[1] == "manual"), DataLoader(pairs, batch_size=4))
-print("steps", trainer.global_step, 0)
+module = Module(sys.argv[1] == "manual")
+trainer.fit(module, DataLoader(pairs, batch_size=4), DataLoader(pairs, batch_size=5))
+trainer.validate(module, DataLoader(pairs, batch_size=5), verbose=False)
+print("steps", trainer.global_step, validated)
 """
 )
 

@@ -102,6 +102,86 @@ TRAINING = {
             if batch is None: break
             loss.backward(); optimizer.step()
     """,
+    "while true, ended where the data ends": """
+        for epoch in range(2):
+            batches = iter(range(6))
+            while True:
+                try:
+                    batch = next(batches)
+                except StopIteration:
+                    break
+                train += 1
+                loss.backward(); optimizer.step()
+    """,
+    "while true, returned from where the data ends": """
+        def run():
+            global train
+            batches = iter(range(6))
+            while True:
+                try:
+                    batch = next(batches)
+                    train += 1
+                    loss.backward(); optimizer.step()
+                except StopIteration:
+                    optimizer.zero_grad()
+                    return
+                finally:
+                    optimizer.zero_grad()
+        run(); run()
+    """,
+    "while, ended where the data of another iterator ends": """
+        for epoch in range(2):
+            batches, n = iter(range(6)), 0
+            while n < 100:
+                n += 1
+                try:
+                    batch = next(batches)
+                except (KeyError):
+                    raise
+                except StopIteration:
+                    break
+                except ValueError:
+                    continue
+                train += 1
+                loss.backward(); optimizer.step()
+    """,
+    "while, with data that begins again": """
+        batches = iter(range(4))
+        while train < 10:
+            try:
+                batch = next(batches)
+            except StopIteration:
+                batches = iter(range(4))
+                batch = next(batches)
+            train += 1
+            loss.backward(); optimizer.step()
+    """,
+    "for, ended where the data of another iterator ends": """
+        targets = iter(range(4))
+        for batch in range(9):
+            try:
+                target = next(targets)
+            except StopIteration:
+                break
+            train += 1
+            loss.backward(); optimizer.step()
+    """,
+    "async for, ended where other data ends": """
+        import asyncio
+        async def numbers(count):
+            for n in range(count): yield n
+        async def run():
+            global train
+            others = numbers(3)
+            while True:
+                try:
+                    other = await anext(others)
+                except StopAsyncIteration:
+                    break
+                train += 1
+                loss.backward(); optimizer.step()
+        asyncio.run(run())
+    """,
     "while true, ended by an exception": """
         batches = iter(range(6))
         try:

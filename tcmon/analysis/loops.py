@@ -44,6 +44,8 @@ class Loop:
     """Instructions that end an iteration and go on with the loop."""
     exits: frozenset[int]
     """First instructions after the loop, however it is left within its frame (`break`, exhaustion, a handler)."""
+    fruitless: frozenset[int]
+    """Instructions that run when an iteration only found the end of its data (`except StopIteration: break`)."""
     body: frozenset[int]
     """Offsets of all instructions of the loop, header and inner loops included."""
     parent: int | None
@@ -55,7 +57,7 @@ class Loop:
 def unplaced_loop(line: int) -> Loop:
     """Stands for steps that no loop's instructions tell of, but a call in `line`: it has no place in the code."""
     nowhere: frozenset[int] = frozenset()
-    return Loop(LoopKind.WHILE, line, nowhere, -1, nowhere, nowhere, nowhere, None, (0, 0))
+    return Loop(LoopKind.WHILE, line, nowhere, -1, nowhere, nowhere, nowhere, nowhere, None, (0, 0))
 
 
 @dataclass(slots=True)
@@ -66,6 +68,8 @@ class _Draft:
     sources: list[int]
     body: set[int]
     start: int = -1
+    repeats: frozenset[int] = frozenset()
+    """Blocks from which a back edge can be reached: the natural loop itself."""
     runs_out: dict[int, int] = field(default_factory=dict)
     """Blocks of which only so many instructions belong to the loop."""
 
@@ -81,6 +85,7 @@ class LoopForest:
         self._statements = _Statements(tree, code)
         drafts = self._merge_while_copies(self._natural_loops())
         for draft in drafts:
+            draft.repeats = frozenset(draft.body)
             self._grow(draft)
         drafts.sort(key=lambda draft: (-len(draft.body), draft.header))
         self.loops: list[Loop] = []
@@ -318,9 +323,30 @@ class LoopForest:
             start=self._start_offset(draft),
             back_edges=frozenset(blocks[source].last.offset for source in draft.sources),
             exits=frozenset(exits),
+            fruitless=frozenset(self._fruitless(draft)),
             body=body,
             parent=parent,
             lines=(min(lines, default=0), max(lines, default=0)),
+        )
+
+    def _fruitless(self, draft: _Draft) -> Iterator[int]:
+        """Where handlers of StopIteration begin that leave the loop."""
+        blocks = self.graph.blocks
+        for index in (*draft.body, *draft.runs_out):
+            if index + 1 not in draft.repeats and self._catches_exhaustion(blocks[index]):
+                yield from _first_executed(blocks, index + 1)
+
+    def _catches_exhaustion(self, block: Block) -> bool:
+        """Whether control runs on from `block` when the exception at hand is a StopIteration."""
+        if len(block.instructions) < 3 or not block.last.name.endswith("JUMP_IF_FALSE"):
+            return False
+        load, check = block.instructions[-3:-1]
+        names = self.code.co_names
+        number = load.arg >> 1 if load.name == "LOAD_GLOBAL" else load.arg
+        return (
+            check.name == "CHECK_EXC_MATCH"
+            and load.name in ("LOAD_GLOBAL", "LOAD_NAME")
+            and names[number] in ("StopIteration", "StopAsyncIteration")
         )
 
     def _statement(self, draft: _Draft) -> _LoopStatement | None:

@@ -63,6 +63,12 @@ class Candidate:
             run.begin = now
             run.waiting = True
 
+    def fruitless(self, frame: int, _now: int) -> None:
+        """The iteration only found the end of its data."""
+        run = self.active.get(frame)
+        if run is not None:
+            run.waiting = True
+
     def exit(self, frame: int, now: int) -> None:
         run = self.active.pop(frame, None)
         if run is not None and not run.waiting:

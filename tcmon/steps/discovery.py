@@ -59,11 +59,11 @@ class Discovery:
             "backward": ("autograd/__init__.py", confirmation.on_backward),
             "Module._wrapped_call_impl": ("nn/modules/module.py", evaluation.module_starts),
             "no_grad.__enter__": (_GRAD_MODE, evaluation.gradients_off),
-            "no_grad.__exit__": (_GRAD_MODE, evaluation.gradients_on),
+            "no_grad.__exit__": (_GRAD_MODE, evaluation.gradients_left),
             "inference_mode.__enter__": (_GRAD_MODE, evaluation.gradients_off),
-            "inference_mode.__exit__": (_GRAD_MODE, evaluation.gradients_on),
+            "inference_mode.__exit__": (_GRAD_MODE, evaluation.gradients_left),
             "set_grad_enabled.__init__": (_GRAD_MODE, evaluation.gradients_set),
-            "set_grad_enabled.__exit__": (_GRAD_MODE, evaluation.gradients_on),
+            "set_grad_enabled.__exit__": (_GRAD_MODE, evaluation.gradients_left),
         }
         """Functions of torch whose start tells something: by qualified name, the file and what is called."""
         self._found = found

@@ -85,6 +85,8 @@ class Evaluation:
             return  # an optimizer's step, clipping: gradients are off for what is no evaluation
         if self._tracker.is_counting(Role.EVAL) or self._tracker.is_manual(Role.EVAL):
             return
+        if self._holder and _is_called_by(user, self._holder):
+            return  # they are off already: a metric that makes sure of it
         place = (id(user.f_code), user.f_lasti)
         _, stretches = self._stretches.get(place, (user.f_code, 0))
         if stretches == _STRETCHES:
@@ -101,10 +103,14 @@ class Evaluation:
         if frame.f_locals.get("mode") is False:
             self.gradients_off(frame)
         else:
-            self.gradients_on(frame)
+            self._gradients_on()
 
-    def gradients_on(self, _frame: FrameType) -> None:
-        """Gradients may be on again."""
+    def gradients_left(self, frame: FrameType) -> None:
+        """The `__exit__` of what switched gradients; they stay off where they were off before (in a metric's own)."""
+        if self._holder and _were_on(frame, self._holder):
+            self._gradients_on()
+
+    def _gradients_on(self) -> None:
         if self._holder:
             self._holder = 0
             self._watch(False)
@@ -188,6 +194,20 @@ class Evaluation:
         what = f"in {named[0]}()" if named else "and a loss computed"
         proposal = Proposal(candidate.loop, Role.EVAL, (f"{reason}, {what}",))
         self._tracker.promote(candidate, self._found(candidate.code, proposal, "dynamic"), Role.EVAL)
+
+
+def _were_on(frame: FrameType, holder: int) -> bool:
+    """Whether gradients were on before the `with` that `frame` ends; `holder` is the frame that they went off in."""
+    switch = frame.f_locals.get("self")
+    before = object.__getattribute__(switch, "__dict__").get("prev")  # inference_mode doesn't keep it
+    return before is not False if before is not None else id(frame.f_back) == holder
+
+
+def _is_called_by(frame: FrameType | None, caller: int) -> bool:
+    """Whether `frame` is the frame with the id `caller`, or called by it."""
+    while frame is not None and id(frame) != caller:
+        frame = frame.f_back
+    return frame is not None
 
 
 def _decorates(frame: FrameType) -> bool:

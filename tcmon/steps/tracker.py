@@ -112,6 +112,7 @@ class _Activation:
         "stage",
         "thread",
         "trained",
+        "trained_in",
         "waiting",
         "watched",
     )
@@ -133,6 +134,8 @@ class _Activation:
         # What is known of a run of a training loop that may evaluate by a flag.
         self.fresh = watched.role is Role.TRAIN and watched.stepped and not watched.manual
         self.trained = False
+        self.trained_in = 0
+        """The step in which it trained last."""
         self.called = False
 
     def enter_stage(self, stage: str) -> None:
@@ -219,6 +222,14 @@ class WatchedLoop:
             self.tracker.begin(activation)
 
     # Once for each activation
+
+    def fruitless(self, frame: int, _now: int) -> None:
+        """The iteration only found the end of its data: it is no step, as with a `for` that is exhausted."""
+        activation = self.active.get(frame)
+        if activation is None or activation.waiting or activation.passive:
+            return
+        if activation.trained_in != activation.n:
+            self.tracker.take_back(activation)
 
     def entry(self, frame: int, now: int) -> None:
         if frame in self.active:
@@ -428,8 +439,8 @@ class Tracker:
         # ones begin theirs before inner ones are entered.
         loops.sort(key=lambda each: len(each.loop.body))
         places: dict[int, list[_Place]] = {}
-        for kind in ("exit", "back_edge", "entry", "start"):
-            for watched in loops if kind in ("exit", "back_edge") else reversed(loops):
+        for kind in ("fruitless", "exit", "back_edge", "entry", "start"):
+            for watched in loops if kind in ("fruitless", "exit", "back_edge") else reversed(loops):
                 for offset in _offsets(watched.loop, kind):
                     places.setdefault(offset, []).append(getattr(watched, kind))
         self._places[id(code)] = {offset: _together(found) for offset, found in places.items()}
@@ -485,6 +496,7 @@ class Tracker:
         for activation in self._stacks.get(get_ident(), ()):
             if activation.watched.role is Role.TRAIN:
                 activation.trained = True
+                activation.trained_in = activation.n
                 return activation.watched
         return None
 
@@ -777,6 +789,8 @@ def _together(places: list[_Place]) -> _Place:
 
 
 def _offsets(loop: Loop, kind: str) -> Iterable[int]:
+    if kind == "fruitless":
+        return loop.fruitless
     if kind == "exit":
         return loop.exits
     if kind == "back_edge":
