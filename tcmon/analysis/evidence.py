@@ -102,6 +102,9 @@ _METRICS = re.compile(
     r"|criterion|cross_entropy|argmax|(^|_)f1|(^|_)auc|(^|_)iou|(^|_)map(_|$)|top1|top5|confusion|(^|_)nll|reward|returns?$|(?<!noise_)preds?(_|$)"
     r"|coco|evaluator|meter"
 )
+_QUALITY = re.compile(
+    r"accurac|perplexit|(^|_)(accs?|mae|mse|rmse|psnr|ssim|bleu|rouge|ppl|f1|auc|auroc|roc|m?iou|wer|cer|top_?[15]|nll|elbo)(_|$)"
+)
 _INPUTS = re.compile(
     r"(^|_)(x|img|imgs|image|images|input|inputs|adv|delta|perturb\w*|noise|data|latents?|z|x_adv|target)(_|\d|$)"
 )
@@ -369,6 +372,11 @@ def names_model(name: str) -> bool:
 def names_metric(name: str) -> bool:
     """Whether a variable or function is named like a measure of quality: `total_loss`, `correct`."""
     return _METRICS.search(words(name)) is not None
+
+
+def names_quality(name: str) -> bool:
+    """Whether a function is named for a measure of how well a model does: `accuracy`, `mean_iou`, `compute_mae`."""
+    return _QUALITY.search(words(name)) is not None
 
 
 @cache

@@ -15,7 +15,7 @@ from collections.abc import Callable
 from time import perf_counter_ns
 from types import CodeType, FrameType
 
-from tcmon.analysis.evidence import names_evaluation
+from tcmon.analysis.evidence import names_evaluation, names_quality
 from tcmon.analysis.roles import Proposal, Role
 from tcmon.monitoring.tool import Tool, events
 from tcmon.steps.candidates import Candidate
@@ -186,14 +186,19 @@ class Evaluation:
 
     def _is_evaluation(self, names: list[str], begin: int) -> bool:
         """Whether a loss was computed since the loop was entered, or a function from the loop on says so."""
-        return self._last_loss > begin or any(names_evaluation(part) for name in names for part in name.split("."))
+        return self._last_loss > begin or any(map(_tells_evaluation, names))
 
     def _promote(self, candidate: Candidate, names: list[str]) -> None:
         reason = "the same module was called twice without gradients in one run of the loop"
-        named = [name for name in names if any(names_evaluation(part) for part in name.split("."))]
+        named = list(filter(_tells_evaluation, names))
         what = f"in {named[0]}()" if named else "and a loss computed"
         proposal = Proposal(candidate.loop, Role.EVAL, (f"{reason}, {what}",))
         self._tracker.promote(candidate, self._found(candidate.code, proposal, "dynamic"), Role.EVAL)
+
+
+def _tells_evaluation(name: str) -> bool:
+    """Whether a function's qualified name says that it evaluates, or measures how well a model does."""
+    return any(names_evaluation(part) or names_quality(part) for part in name.split("."))
 
 
 def _were_on(frame: FrameType, holder: int) -> bool:
