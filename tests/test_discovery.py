@@ -370,3 +370,16 @@ def test_only_the_training_loop_counts(name: str, tmp_path: Path) -> None:
     done = run(NOT_TRAINING[name], tmp_path)
 
     assert len(done.numbers("train")) == done.names["train"]
+
+
+def test_code_that_is_too_long_to_be_analysed_is_told_of_and_still_counted(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    lines = "\n".join(f"    x{n % 50} = len(str({n}))" for n in range(2500))
+    with caplog.at_level("WARNING", "tcmon"):
+        done = run(f"for batch in data:\n    train += 1\n    grads(batch)\n    sgd.step()\n{lines}\n", tmp_path)
+
+    assert len(done.numbers("train")) == done.names["train"] == 6
+    [warning] = [record.getMessage() for record in caplog.records]
+    assert warning.startswith("can't analyse the loops of <module>")
+    assert "too long" in warning

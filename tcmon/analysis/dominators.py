@@ -33,15 +33,34 @@ class Dominators:
                     immediate[block] = candidate
                     changed = True
         self.immediate = immediate
+        self.children: dict[int, list[int]] = {}
+        """The blocks right below a block in the dominator tree."""
+        for block, parent in immediate.items():
+            if block != parent:
+                self.children.setdefault(parent, []).append(block)
+        self._first, self._last = _intervals(self.children)
 
     def dominates(self, dominator: int, block: int) -> bool:
         """Whether every path from the entry to `block` goes through `dominator` (a block dominates itself)."""
-        immediate = self.immediate
-        while block != dominator:
-            if block == 0 or block not in immediate:
-                return False
-            block = immediate[block]
-        return True
+        if block not in self._first or dominator not in self._first:
+            return block == dominator
+        return self._first[dominator] <= self._first[block] <= self._last[dominator]
+
+
+def _intervals(children: dict[int, list[int]]) -> tuple[dict[int, int], dict[int, int]]:
+    """A number for each block of the dominator tree, in preorder, and the last number below it."""
+    first: dict[int, int] = {}
+    last: dict[int, int] = {}
+    pending = [0]
+    while pending:
+        block = pending.pop()
+        if block < 0:  # all below it have their numbers
+            last[~block] = len(first) - 1
+        else:
+            first[block] = len(first)
+            pending.append(~block)
+            pending += children.get(block, ())
+    return first, last
 
 
 def _postorder(graph: FlowGraph) -> list[int]:

@@ -7,9 +7,11 @@ Offsets are those that `sys.monitoring` reports: bytes into `co_code`, of the in
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from dis import hasjrel
+from functools import cached_property
 from itertools import pairwise
 from opcode import opmap, opname
 from types import CodeType
@@ -75,6 +77,11 @@ class FlowGraph:
         self._connect(ranges)
         self.reachable = self._reachable()
 
+    @cached_property
+    def instruction_at(self) -> dict[int, Instruction]:
+        """Every instruction by its offset."""
+        return {instruction.offset: instruction for block in self.blocks for instruction in block.instructions}
+
     @property
     def has_cycle(self) -> bool:
         """Whether any jump leads back, so that there may be a loop."""
@@ -93,10 +100,11 @@ class FlowGraph:
                 target = self._by_start[last.target]
                 if target not in block.successors:
                     block.successors.append(target)
-            for low, high, handler in ranges:
-                # A block is never split by a range: ranges begin and end at block starts.
-                if low <= block.start < high:
-                    block.handlers.append(self._by_start[handler])
+        places = [block.start for block in self.blocks]
+        for low, high, handler in ranges:
+            # A block is never split by a range: ranges begin and end at block starts.
+            for index in range(bisect_left(places, low), bisect_left(places, high)):
+                self.blocks[index].handlers.append(self._by_start[handler])
         for block in self.blocks:
             for successor in (*block.successors, *block.handlers):
                 self.blocks[successor].predecessors.append(block.index)

@@ -14,6 +14,7 @@ from bisect import bisect_right
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from enum import StrEnum
+from heapq import heapify, heappop, heappush
 from itertools import pairwise, takewhile
 from types import CodeType
 
@@ -75,12 +76,21 @@ class _Draft:
 
 
 class LoopForest:
-    """The loops of one code object with their nesting, outer loops before inner ones."""
+    """The loops of one code object with their nesting, outer loops before inner ones.
 
-    def __init__(self, code: CodeType, tree: ast.AST | None = None, graph: FlowGraph | None = None) -> None:
+    Who has the graph or its dominators already hands them over.
+    """
+
+    def __init__(
+        self,
+        code: CodeType,
+        tree: ast.AST | None = None,
+        graph: FlowGraph | None = None,
+        dominators: Dominators | None = None,
+    ) -> None:
         self.code = code
         self.graph = graph or FlowGraph(code)
-        self.dominators = Dominators(self.graph)
+        self.dominators = dominators or Dominators(self.graph)
         self._offsets = [i.offset for block in self.graph.blocks for i in block.instructions]
         self._statements = _Statements(tree, code)
         drafts = self._merge_while_copies(self._natural_loops())
@@ -89,9 +99,12 @@ class LoopForest:
             self._grow(draft)
         drafts.sort(key=lambda draft: (-len(draft.body), draft.header))
         self.loops: list[Loop] = []
+        holding: dict[int, list[int]] = {}
         for index, draft in enumerate(drafts):
-            around = [other for other in range(index) if draft.body < drafts[other].body]
+            around = [other for other in holding.get(draft.header, ()) if draft.body < drafts[other].body]
             self.loops.append(self._finish(draft, around[-1] if around else None))
+            for block in draft.body:
+                holding.setdefault(block, []).append(index)
 
     def innermost(self, offset: int) -> int | None:
         """The index of the innermost loop that holds the instruction at `offset`, or None.
@@ -181,29 +194,28 @@ class LoopForest:
     def _merge_while_copies(self, drafts: list[_Draft]) -> list[_Draft]:
         """Give every draft the block where its body starts, and join the two halves of one `while`."""
         if sys.version_info < (3, 14):
-            for outer in sorted(drafts, key=lambda draft: len(draft.body)):
-                for inner in drafts:
-                    if inner is not outer and self._is_same_while(outer, inner):
-                        outer.sources += inner.sources
-                        outer.start = inner.header
-                        drafts = [draft for draft in drafts if draft is not inner]
-                        break
+            whiles = [draft for draft in drafts if self._kind(draft) is LoopKind.WHILE]
+            bottoms: dict[int, list[_Draft]] = {}
+            for draft in filter(self._is_bottom_tested, whiles):
+                tests = {self._test_line(self.graph.blocks[source].last) for source in draft.sources}
+                if len(tests) == 1:
+                    bottoms.setdefault(tests.pop(), []).append(draft)
+            joined: set[int] = set()
+            for outer in sorted(whiles, key=lambda draft: len(draft.body)):
+                if bottoms and not self._is_bottom_tested(outer):
+                    # The bottom test is a copy of the one at the top: both stand at the same `while` of the source.
+                    test = self._test_line(self.graph.blocks[outer.header].first)
+                    for inner in bottoms.get(test, ()):
+                        if id(inner) not in joined and inner.header != outer.header and inner.body <= outer.body:
+                            outer.sources += inner.sources
+                            outer.start = inner.header
+                            joined.add(id(inner))
+                            break
+            drafts = [draft for draft in drafts if id(draft) not in joined]
         for draft in drafts:
             if draft.start < 0:
                 draft.start = self._start_block(draft)
         return drafts
-
-    def _is_same_while(self, outer: _Draft, inner: _Draft) -> bool:
-        """Whether `inner` (the body, reached by the bottom test) and `outer` (the top test) are one `while`."""
-        if not inner.body <= outer.body or self._kind(outer) is not LoopKind.WHILE or self._is_bottom_tested(outer):
-            return False
-        if self._kind(inner) is not LoopKind.WHILE or not self._is_bottom_tested(inner):
-            return False
-        # The bottom test is a copy of the one at the top: both stand at the same `while` of the source.
-        test = self._test_line(self.graph.blocks[outer.header].first)
-        return outer.header != inner.header and all(
-            self._test_line(self.graph.blocks[source].last) == test for source in inner.sources
-        )
 
     def _is_bottom_tested(self, draft: _Draft) -> bool:
         """Whether the back edges come from a copy of the test: they stand before the header in the source."""
@@ -272,16 +284,18 @@ class LoopForest:
         statement = self._statement(draft)
         if statement is not None:
             first, last = statement.lineno, statement.body[-1].end_lineno or last
-        for index in sorted(self.graph.reachable - draft.body):
-            if (
-                self.dominators.immediate[index] in draft.body
-                and self.dominators.dominates(draft.start, index)
-                and not self._is_exhaustion(draft, index)
-            ):
+        below = self.dominators.children
+        pending = [index for block in draft.body for index in below.get(block, ()) if index not in draft.body]
+        heapify(pending)
+        while pending:
+            index = heappop(pending)
+            if self.dominators.dominates(draft.start, index) and not self._is_exhaustion(draft, index):
                 instructions = blocks[index].instructions
                 within = list(takewhile(lambda i: i.line is None or first < i.line <= last, instructions))
                 if len(within) == len(instructions):
                     draft.body.add(index)
+                    for following in below.get(index, ()):
+                        heappush(pending, following)
                 elif within:
                     # A `finally` that a `break` passes through may run on into what stands after the loop.
                     draft.runs_out[index] = len(within)
@@ -353,7 +367,7 @@ class LoopForest:
         """The statement of the source that this loop is, where the source is known."""
         blocks = self.graph.blocks
         if self._kind(draft) is not LoopKind.WHILE:
-            return self._statements.for_at(_at(blocks, self._start_offset(draft)))
+            return self._statements.for_at(self.graph.instruction_at[self._start_offset(draft)])
         tests = [blocks[draft.header].first, *(blocks[source].last for source in draft.sources)]
         for instruction in reversed(tests) if self._is_bottom_tested(draft) else tests:
             if (statement := self._statements.while_at(instruction)) is not None:
@@ -372,7 +386,7 @@ class LoopForest:
         blocks = self.graph.blocks
         header = blocks[draft.header].first
         if self._kind(draft) is not LoopKind.WHILE:
-            lines = [header.line, _at(blocks, self._start_offset(draft)).line]
+            lines = [header.line, self.graph.instruction_at[self._start_offset(draft)].line]
         elif self._is_bottom_tested(draft):
             lines = [blocks[source].last.line for source in draft.sources]
         else:
@@ -393,10 +407,6 @@ def _within(instruction: Instruction, span: tuple[int, int, int, int]) -> bool:
     begin = (instruction.line, instruction.column or 0)
     end = (instruction.end_line, instruction.end_column or 0)
     return (span[0], span[1]) <= begin and end <= (span[2], span[3])
-
-
-def _at(blocks: list[Block], offset: int) -> Instruction:
-    return next(i for block in blocks for i in block.instructions if i.offset == offset)
 
 
 def _first_executed(blocks: list[Block], index: int) -> Iterator[int]:
@@ -433,24 +443,31 @@ class _Statements:
     """
 
     def __init__(self, tree: ast.AST | None, code: CodeType) -> None:
-        self._loops: list[_LoopStatement] = []
-        if tree is not None:
-            first = code.co_firstlineno
-            self._loops = [loop for loop in _loop_statements(tree) if (loop.end_lineno or 0) >= first]
+        self._whiles: dict[int, list[ast.While]] = {}
+        self._fors: dict[int, list[ast.For | ast.AsyncFor]] = {}
+        for loop in _loop_statements(tree) if tree is not None else ():
+            if (loop.end_lineno or 0) < code.co_firstlineno:
+                continue
+            if isinstance(loop, ast.While):
+                for line in _lines(loop.test):
+                    self._whiles.setdefault(line, []).append(loop)
+            else:
+                for line in _lines(loop.target):
+                    self._fors.setdefault(line, []).append(loop)
 
     def while_at(self, instruction: Instruction) -> ast.While | None:
         """The `while` whose test holds an instruction."""
-        for loop in self._loops:
-            if isinstance(loop, ast.While) and instruction.line is not None and _within(instruction, _span(loop.test)):
-                return loop
-        return None
+        loops = self._whiles.get(instruction.line, ()) if instruction.line is not None else ()
+        return next((loop for loop in loops if _within(instruction, _span(loop.test))), None)
 
     def for_at(self, start: Instruction) -> ast.For | ast.AsyncFor | None:
         """The `for` whose target holds an instruction (the first of the body, which stores the item)."""
-        for loop in self._loops:
-            if not isinstance(loop, ast.While) and start.line is not None and _within(start, _span(loop.target)):
-                return loop
-        return None
+        loops = self._fors.get(start.line, ()) if start.line is not None else ()
+        return next((loop for loop in loops if _within(start, _span(loop.target))), None)
+
+
+def _lines(node: ast.expr) -> range:
+    return range(node.lineno, (node.end_lineno or node.lineno) + 1)
 
 
 def _loop_statements(tree: ast.AST) -> Iterator[_LoopStatement]:

@@ -23,9 +23,10 @@ from tcmon.analysis.loops import Loop, LoopForest
 from tcmon.analysis.scopes import Program, Scope
 from tcmon.analysis.training import Trace, Training
 
-LONGEST = 100_000
-"""Bytes of bytecode in one code object from which it is not analysed: some five times the longest seen in programs that
-people write, and more than start-up can wait for."""
+LONGEST = 40_000
+"""Bytes of bytecode in one code object from which it is not analysed: twice the longest seen in programs that people
+write. The analysis takes some 50 ms then, in time proportional to the bytes; a number, so that what is found does not
+depend on how busy the machine is."""
 _REASONS = 6
 """How many reasons are given for a role."""
 
@@ -49,7 +50,7 @@ class Proposal:
 def is_telling(code: CodeType) -> bool:
     """Whether `code` may hold or belong to a training or evaluation loop: a quick look that dismisses most code."""
     if not evidence.TELLING.isdisjoint(code.co_names):
-        return not is_too_long(code)
+        return True
     name = code.co_name
     # Each of an evaluation's words has one of these, whatever its case; thousands of names are asked about.
     return ("al" in name or "est" in name or "ev" in name) and evidence.names_evaluation(name)
@@ -117,7 +118,7 @@ class RoleFinder:
         if forest is None and self.forest.loops and (self._trained or self._evaluation.loops):
             tree = source()
             if tree is not None:
-                self.forest = LoopForest(code, tree, self._scope.reading.graph)
+                self.forest = LoopForest(code, tree, self.forest.graph, self.forest.dominators)
                 self._look()
 
     def _look(self) -> None:

@@ -46,7 +46,7 @@ class Codebase:
         if known is None:
             forest = LoopForest(code)
             if forest.loops:
-                forest = LoopForest(code, self.source(code.co_filename))
+                forest = LoopForest(code, self.source(code.co_filename), forest.graph, forest.dominators)
             known = self._forests[id(code)] = (code, forest)
         return known[1]
 

@@ -15,7 +15,7 @@ from pathlib import Path
 from types import CodeType, FrameType
 from typing import Any
 
-from tcmon.analysis.roles import Analysis, Proposal, Role, RoleFinder, is_telling
+from tcmon.analysis.roles import Analysis, Proposal, Role, RoleFinder, is_telling, is_too_long
 from tcmon.log import warn
 from tcmon.monitoring.interruptions import is_interruption
 from tcmon.monitoring.tool import DISABLE, Tool, events
@@ -119,6 +119,12 @@ class Discovery:
             return self._look_for_signal(code, frame)
         if is_own(code.co_filename) or id(code) in self._analysed:
             return DISABLE
+        if is_too_long(code):
+            self._analysed[id(code)] = code
+            self._warn_once(
+                code, "it is too long; its loops are known only once an optimizer has stepped in them", None
+            )
+            return DISABLE
         try:
             scope = self._codebase.scope(frame)
             finder = RoleFinder(code, lambda: self._codebase.source(code.co_filename), scope, self._analysis)
@@ -139,11 +145,13 @@ class Discovery:
         """Whatever is odd about one code object, others can be analysed; the first one is told of."""
         if is_interruption(error):
             raise error
+        self._warn_once(code, f"{type(error).__name__}: {error}; its steps may not be counted", error)
+
+    def _warn_once(self, code: CodeType, why: str, error: Exception | None = None) -> None:
         if not self._odd:
+            self._odd = True
             where = f"{code.co_qualname} ({code.co_filename}:{code.co_firstlineno})"
-            why = f"{type(error).__name__}: {error}"
-            warn(f"can't analyse the loops of {where}: {why}; its steps may not be counted", error)
-        self._odd = True
+            warn(f"can't analyse the loops of {where}: {why}", error)
 
     def _look_for_signal(self, code: CodeType, frame: FrameType) -> Any:
         signal = self._signals.get(code.co_qualname)
