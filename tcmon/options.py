@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from tcmon.analysis.roles import Role
-from tcmon.capture.kinds import DEFAULT, RECORDERS
+from tcmon.recordable import DEFAULT, RECORDABLE
 from tcmon.steps.named import NamedLoop
 from tcmon.steps.sampler import Interval
 
@@ -42,8 +42,8 @@ class Options:
             if value < least:
                 raise ValueError(f"{name} must be at least {least}, not {value}")
         for recorder in self.record:
-            if recorder not in RECORDERS:
-                raise ValueError(f"record can't hold {recorder!r}: available are {', '.join(RECORDERS)}")
+            if recorder not in RECORDABLE:
+                raise ValueError(f"record can't hold {recorder!r}: available are {', '.join(RECORDABLE)}")
 
     def sampler(self, role: Role) -> Interval:
         """The sampler for the steps of `role`."""

@@ -16,6 +16,7 @@ from typing import Any
 from tcmon.analysis.roles import Role
 from tcmon.capture.calls import CallRecorder, Returned, Yielded
 from tcmon.capture.kinds import recorders
+from tcmon.capture.landmarks import Landmarks
 from tcmon.capture.recorder import Equipment, Recorder
 from tcmon.log import log as _log
 from tcmon.monitoring.tool import Tool
@@ -50,9 +51,15 @@ class Recording:
         self._journal = StepJournal(directory / f"trace-{self._pid}.journal", origin, self._journal_full)
         self.step_times = self._journal.add
 
-    def equip(self, record: Iterable[str], tool: Tool, failed: Callable[[BaseException], None]) -> None:
-        """Record these kinds in recorded steps, with the events of `tool`."""
-        self._recorders = recorders(record, Equipment(tool, self._names, self._origin, failed))
+    def equip(
+        self,
+        record: Iterable[str],
+        tool: Tool,
+        failed: Callable[[BaseException], None],
+        landmarks: Callable[[], Landmarks | None],
+    ) -> None:
+        """Record these kinds in recorded steps, with the events of `tool` and `landmarks`."""
+        self._recorders = recorders(record, Equipment(tool, self._names, self._origin, failed, landmarks))
         self._calls = next((each for each in self._recorders if isinstance(each, CallRecorder)), None)
 
     # The tracker's sink

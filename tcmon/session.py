@@ -20,6 +20,7 @@ from typing import Any
 
 from tcmon import __version__
 from tcmon.analysis.roles import Proposal, Role
+from tcmon.capture.landmarks import Landmarks
 from tcmon.errors import TcmonError
 from tcmon.log import log as _log
 from tcmon.log import warn
@@ -73,7 +74,7 @@ class Session:
         except OSError as error:
             self._release()
             raise TcmonError(f"can't write to {self.run_dir}: {error.strerror}") from None
-        self._recording.equip(options.record, capturing, self._failed)
+        self._recording.equip(options.record, capturing, self._failed, functools.cache(self._landmarks))
         self._dispatch_ns = empty_callback_ns(tracking)
         self._tracker = tracker = Tracker(
             tracking,
@@ -133,6 +134,16 @@ class Session:
                 if not told:
                     warn(f"the trace in {self.run_dir} is incomplete: {_reason(error)}", error)
                 told = True
+
+    def _landmarks(self) -> Landmarks | None:
+        """What watches functions of torch for recorders, on one more tool id if there is one."""
+        try:
+            tool = Tool("tcmon landmarks")
+        except TcmonError as error:
+            warn(f"can't record what happens in torch: {error}")
+            return None
+        self._tools.append(tool)
+        return Landmarks(tool, self._failed)
 
     # Records
 

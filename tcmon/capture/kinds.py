@@ -5,13 +5,16 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 
 from tcmon.capture.calls import CallRecorder
+from tcmon.capture.loss import LossRecorder
 from tcmon.capture.recorder import Equipment, Recorder
+from tcmon.capture.state import StateRecorder
 
-RECORDERS: dict[str, Callable[[Equipment], Recorder]] = {"calls": CallRecorder}
-"""Makes the recorder of a name. They are asked in this order."""
-
-DEFAULT = ("calls",)
-"""What is recorded unless something else is asked for."""
+RECORDERS: dict[str, Callable[[Equipment], Recorder]] = {
+    "state": StateRecorder,
+    "loss": LossRecorder,
+    "calls": CallRecorder,
+}
+"""Makes the recorder of a name. They start in this order and pause in the other: what costs most is on for least."""
 
 
 def recorders(names: Iterable[str], equipment: Equipment) -> list[Recorder]:

@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Any, Protocol
 
+from tcmon.capture.landmarks import Landmarks
 from tcmon.monitoring.tool import Tool
 from tcmon.trace.names import NameTable
 
@@ -58,6 +59,8 @@ class Equipment:
     """The zero of the session's clock, in `perf_counter_ns`."""
     failed: Callable[[BaseException], None]
     """To be called with what a callback caught."""
+    landmarks: Callable[[], Landmarks | None]
+    """Functions of torch to watch while a step is recorded; None where no tool id is left for them."""
 
 
 def identity(step: Step) -> dict[str, Any]:

@@ -9,8 +9,9 @@ from typing import Any
 import click
 from click import Context, Parameter
 
+from tcmon.recordable import DEFAULT, RECORDABLE
+
 LEVELS = ("debug", "info", "warning", "error")
-RECORDABLE = ("calls",)
 
 EXAMPLES = """\b
 Examples:
@@ -84,7 +85,7 @@ def _recordable(context: Context, option: Parameter, value: str) -> tuple[str, .
     "--record",
     metavar="LIST",
     callback=_recordable,
-    default=",".join(RECORDABLE),
+    default=",".join(DEFAULT),
     show_default=True,
     help="What to record in these steps, separated by commas.",
 )

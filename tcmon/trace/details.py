@@ -98,8 +98,9 @@ class State:
     `groups` holds the hyper-parameters of each group by name, `scale` a gradient scaler's scale. `norm` and `grad_norm`
     are 2-norms, the gradient's as the optimizer got it; `update` is the size of the step's change relative to `norm`,
     estimated from a sample of elements; `nonfinite` counts NaN and infinite elements; `before` and `after` are content
-    hashes around the optimizer's step, "~" in front if they cover a sample only. `state` holds norms of the optimizer's
-    own tensors by name.
+    hashes around the optimizer's step, "~" in front if they cover a sample only. `grad_before` is the norm of a
+    gradient that was there already as the step's first backward pass began. `state` holds norms of the optimizer's own
+    tensors by name. Optimizer 0 stands for none: trainable parameters of modules that were called, in no optimizer.
     """
 
     role: str
@@ -113,6 +114,7 @@ class State:
     has_grad: Sequence[bool]
     norm: Sequence[float | None]
     grad_norm: Sequence[float | None]
+    grad_before: Sequence[float | None]
     update: Sequence[float | None]
     nonfinite: Sequence[int | None]
     grad_nonfinite: Sequence[int | None]
@@ -253,7 +255,7 @@ def _state(obj: Object) -> State:
     own = fields.nested(obj, "state")
     state = State(
         *_step(obj),
-        optimizer=fields.number(obj, "optimizer", low=1),
+        optimizer=fields.number(obj, "optimizer"),
         groups=fields.nested_list(obj, "groups"),
         scale=fields.real(obj, "scale"),
         parameter=fields.numbers(obj, "parameter", low=1, limit=fields.COUNT_LIMIT),
@@ -261,6 +263,7 @@ def _state(obj: Object) -> State:
         has_grad=fields.flags(obj, "has_grad"),
         norm=fields.reals(obj, "norm"),
         grad_norm=fields.reals(obj, "grad_norm"),
+        grad_before=fields.reals(obj, "grad_before"),
         update=fields.reals(obj, "update"),
         nonfinite=fields.counts(obj, "nonfinite"),
         grad_nonfinite=fields.counts(obj, "grad_nonfinite"),
@@ -274,6 +277,7 @@ def _state(obj: Object) -> State:
         state.has_grad,
         state.norm,
         state.grad_norm,
+        state.grad_before,
         state.update,
         state.nonfinite,
         state.grad_nonfinite,
