@@ -1,6 +1,38 @@
 """A low-overhead monitor for PyTorch training that needs no change to the program."""
 
+import sys
+from typing import TYPE_CHECKING, Any
+
 from tcmon.control import STAGES, annotate_stage, start_eval_step, start_step, step
 
 __version__ = "0.1.0"
-__all__ = ["STAGES", "annotate_stage", "start_eval_step", "start_step", "step"]
+__all__ = ["STAGES", "annotate_stage", "attach", "samplers", "start_eval_step", "start_step", "step"]
+
+if TYPE_CHECKING:
+    from tcmon import samplers
+    from tcmon.attached import Attached
+
+# A Python too old for tcmon gets to see this, `control` and `__main__` before it is told so.
+
+
+def attach(**options: Any) -> "Attached":
+    """Watch this process from now on, until `detach()` of what this returns; also as `with tcmon.attach() as run:`.
+
+    It works before training or in the midst of it, in any thread; the loops that run already count from their next
+    iteration on. The options are those of `tcmon.options.Options`: `interval=20`, `warmup=2`, `eval_interval`,
+    `eval_warmup`, `sampler` (see `tcmon.samplers`), `record="calls,state,loss"`, `out`, `train_loop`, ...
+
+    Raises `TypeError` and `ValueError` for options that are none, before anything is done, and `TcmonError` if this
+    process is watched already, or the run directory can't be made.
+    """
+    from tcmon import attached
+
+    return attached.attach(options, sys._getframe(1))
+
+
+def __getattr__(name: str) -> object:
+    if name == "samplers":
+        import importlib
+
+        return importlib.import_module("tcmon.samplers")
+    raise AttributeError(f"module 'tcmon' has no attribute {name!r}")

@@ -9,7 +9,7 @@ from typing import Any
 from tcmon.analysis.roles import Role
 from tcmon.recordable import DEFAULT, RECORDABLE
 from tcmon.steps.named import NamedLoop
-from tcmon.steps.sampler import Interval
+from tcmon.steps.sampler import Combinable, Interval, Sampler
 
 
 @dataclasses.dataclass(frozen=True)
@@ -17,7 +17,8 @@ class Options:
     """What a session records, and where.
 
     Step n of training is recorded when `n < warmup` or `(n - warmup) % interval == 0`; evaluation steps are counted
-    apart, under the same rule with `eval_interval` and `eval_warmup` (None: as for training). `out` is the run
+    apart, under the same rule with `eval_interval` and `eval_warmup` (None: as for training). A `sampler` or
+    `eval_sampler` decides in the place of the rule. `record` names what is kept of these steps. `out` is the run
     directory, None for a new one under `tcmon-runs`. `train_loop` and `eval_loop` name a loop as "FILE:LINE" (the line
     of its `for` or `while`) in the place of those that would be found. Raises `ValueError` or `TypeError` naming
     argument and value.
@@ -27,6 +28,8 @@ class Options:
     warmup: int = 2
     eval_interval: int | None = None
     eval_warmup: int | None = None
+    sampler: Sampler | None = None
+    eval_sampler: Sampler | None = None
     record: tuple[str, ...] = DEFAULT
     out: Path | None = None
     train_loop: str | None = None
@@ -41,12 +44,21 @@ class Options:
                 raise TypeError(f"{name} must be a whole number, not {value!r}")
             if value < least:
                 raise ValueError(f"{name} must be at least {least}, not {value}")
+        for name in ("sampler", "eval_sampler"):
+            sampler = getattr(self, name)
+            if sampler is not None and (isinstance(sampler, type) or not isinstance(sampler, Sampler)):
+                what = type(sampler).__name__
+                raise TypeError(f"{name} must be an object with the methods reason(n) and next_after(n), not {what}")
+        if not isinstance(self.record, tuple | list):
+            raise TypeError(f"record must be a list of names, not {self.record!r}")
         for recorder in self.record:
             if recorder not in RECORDABLE:
                 raise ValueError(f"record can't hold {recorder!r}: available are {', '.join(RECORDABLE)}")
+        if self.out is not None and not isinstance(self.out, Path):
+            raise TypeError(f"out must be a path, not {self.out!r}")
 
-    def sampler(self, role: Role) -> Interval:
-        """The sampler for the steps of `role`."""
+    def interval_for(self, role: Role) -> Interval:
+        """The rule of interval and warm-up for the steps of `role`."""
         if role is Role.TRAIN:
             return Interval(self.interval, self.warmup)
         return Interval(
@@ -54,14 +66,25 @@ class Options:
             self.warmup if self.eval_warmup is None else self.eval_warmup,
         )
 
+    def sampler_for(self, role: Role) -> Sampler:
+        """The sampler for the steps of `role`."""
+        chosen = self.sampler if role is Role.TRAIN else self.eval_sampler
+        return chosen if chosen is not None else self.interval_for(role)
+
     def named_loops(self) -> tuple[NamedLoop, ...]:
         """The loops that are named by hand; raises `TcmonError` if one of them is none."""
         named = ((Role.TRAIN, self.train_loop), (Role.EVAL, self.eval_loop))
         return tuple(NamedLoop(role, place) for role, place in named if place is not None)
 
     def as_record(self) -> dict[str, Any]:
-        training, evaluation = self.sampler(Role.TRAIN), self.sampler(Role.EVAL)
+        training, evaluation = self.interval_for(Role.TRAIN), self.interval_for(Role.EVAL)
+        samplers = {
+            name: repr(sampler)[:200] if isinstance(sampler, Combinable) else type(sampler).__qualname__
+            for name, sampler in (("sampler", self.sampler), ("eval_sampler", self.eval_sampler))
+            if sampler is not None
+        }
         return {
+            **samplers,
             "interval": training.interval,
             "warmup": training.warmup,
             "eval_interval": evaluation.interval,

@@ -34,6 +34,7 @@ from tcmon.steps.discovery import Discovery
 from tcmon.steps.evaluation import Evaluation
 from tcmon.steps.manual import Manual
 from tcmon.steps.named import NamedLoops
+from tcmon.steps.sampler import Guarded, Interval, Sampler, Steered
 from tcmon.steps.tracker import Tracker
 from tcmon.trace.directory import make_run_directory
 from tcmon.trace.records import FORMAT
@@ -53,8 +54,10 @@ def start(options: Options, *, command: Sequence[str], script: str) -> Session:
 class Session:
     """One process being monitored, from construction until `finish`."""
 
-    def __init__(self, options: Options, *, command: Sequence[str], script: str) -> None:
+    def __init__(self, options: Options, *, command: Sequence[str], script: str, origin: str = "tcmon run") -> None:
         self.options = options
+        self.origin = origin
+        """What began it: a place of the program, or a command."""
         named_loops = options.named_loops()
         self.run_dir = make_run_directory(options.out, script)
         self._pid = os.getpid()
@@ -76,10 +79,11 @@ class Session:
             raise TcmonError(f"can't write to {self.run_dir}: {error.strerror}") from None
         self._recording.equip(options.record, capturing, self._failed, functools.cache(self._landmarks))
         self._dispatch_ns = empty_callback_ns(tracking)
+        self._samplers = {role: Steered(self._guarded(role)) for role in Role}
         self._tracker = tracker = Tracker(
             tracking,
             capturing,
-            {role: options.sampler(role) for role in Role},
+            dict(self._samplers),
             self._recording,
             tells_decisions=tells_decisions(),
             found=self._loop_found,
@@ -102,6 +106,54 @@ class Session:
         # Callbacks that outlive the modules they use would be heard of at the end of the interpreter.
         atexit.register(self.finish, reason="exit", exit_code=None)
         tracking.watch_everywhere(events.PY_START | events.PY_UNWIND)
+
+    def meet_running(self) -> None:
+        """Look at the code that runs already, in all threads: the start of these frames will never be told of.
+
+        Their loops count from their next iteration on.
+        """
+        try:
+            for frame in sys._current_frames().values():
+                self._discovery.meet(frame)
+        except Exception as error:
+            self._give_up(error)
+
+    @property
+    def is_running(self) -> bool:
+        """Whether the program is being watched: not finished, and not given up."""
+        return self._state is _State.RUNNING and os.getpid() == self._pid
+
+    @property
+    def loops(self) -> list[dict[str, Any]]:
+        """The loops found so far, as in run.json."""
+        return [dict(loop) for loop in self._meta["loops"]]
+
+    def pause(self) -> None:
+        """Record no further step, until `resume`; steps are counted and timed all the same."""
+        for sampler in self._samplers.values():
+            sampler.paused = True
+
+    def resume(self) -> None:
+        """Record again as the sampler says."""
+        for sampler in self._samplers.values():
+            sampler.paused = False
+        if self._tracker is not None:
+            for counter in self._tracker.counters.values():
+                counter.next = counter.count + 1
+
+    def record_next(self, count: int) -> None:
+        """Record the next `count` training steps, whatever the sampler says.
+
+        Raises `ValueError` or `TypeError` if `count` is no positive number.
+        """
+        if type(count) is not int:
+            raise TypeError(f"count must be a whole number, not {count!r}")
+        if count < 1:
+            raise ValueError(f"count must be at least 1, not {count}")
+        if self._tracker is not None:
+            counter = self._tracker.counters[Role.TRAIN]
+            self._samplers[Role.TRAIN].record_until(counter.count + count)
+            counter.next = counter.count + 1
 
     def finish(self, *, reason: str, exit_code: int | None) -> None:
         """Stop monitoring and complete the trace; idempotent. `reason` is "exit", "exception" or "interrupt"."""
@@ -144,6 +196,19 @@ class Session:
             return None
         self._tools.append(tool)
         return Landmarks(tool, self._failed)
+
+    def _guarded(self, role: Role) -> Sampler:
+        """The sampler of a role; if it is the user's and fails, the rule of interval and warm-up takes its place."""
+        chosen, instead = self.options.sampler_for(role), self.options.interval_for(role)
+        if type(chosen) is Interval:
+            return chosen
+
+        def failed(what: str, error: Exception | None) -> None:
+            text = f"{what}: {instead} decides from here on"
+            warn(f"the {'sampler' if role is Role.TRAIN else 'eval_sampler'} failed, its {text}", error)
+            self._recording.write([{"kind": "note", "level": "warning", "text": f"the sampler failed, its {text}"}])
+
+        return Guarded(chosen, instead, failed)
 
     # Records
 
@@ -281,6 +346,11 @@ class _State(enum.Enum):
 
 _sessions: weakref.WeakSet[Session] = weakref.WeakSet()
 """The sessions of this process. Handlers of forks can't be taken back: there is one for all sessions."""
+
+
+def running_session() -> Session | None:
+    """The session that watches this process, if one does."""
+    return next((session for session in list(_sessions) if session.is_running), None)
 
 
 def _forget_in_child() -> None:

@@ -84,6 +84,17 @@ class Discovery:
         """How many code objects the names of which told something."""
         return len(self._analysed)
 
+    def meet(self, frame: FrameType | None) -> None:
+        """Watch the loops in the code of a frame that runs already, and of its callers."""
+        while frame is not None:
+            code = frame.f_code
+            if not is_own(code.co_filename) and not self._codebase.is_torch(code.co_filename):
+                if self._named.roles:
+                    self._watch_named(code)
+                if is_telling(code) or self._codebase.is_program(code.co_filename):
+                    self._look_at(code, frame)
+            frame = frame.f_back
+
     def _on_start(self, code: CodeType, _offset: int) -> Any:
         try:
             called = self._called.get(id(code))

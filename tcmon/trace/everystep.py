@@ -20,9 +20,6 @@ _BATCH: Final = 1 << 16
 OUTSIDE: Final = "other"
 """The role of what is recorded outside of all steps, after the program entered a stage; it is no step."""
 
-# Of the steps in the journal only the role is known.
-_STAGES: Final = {"train": "training", "eval": "evaluation"}
-
 
 @dataclass(frozen=True, slots=True)
 class TimedStep:
@@ -77,7 +74,7 @@ def every_step(process: Process, advance: Callable[[int], object] | None = None)
                 unwritten.setdefault(key, times)
     for key, times in unwritten.items():
         step = recorded.get(key)
-        batch.append((times, _STAGES.get(times.role, times.role) if step is None else step.stage))
+        batch.append((times, (times.stage or times.role) if step is None else step.stage))
     yield from drained()
     if advance is not None:
         advance(reading.size - told)

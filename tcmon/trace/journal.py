@@ -43,6 +43,8 @@ class StepTimes(NamedTuple):
     begin: int
     wait: int
     end: int
+    stage: str = ""
+    """Empty where it is not known."""
 
 
 class Columns(NamedTuple):
@@ -169,10 +171,15 @@ def read_journal(path: Path) -> list[StepTimes]:
 def _rows(data: bytes | bytearray) -> list[StepTimes]:
     whole = len(data) - len(data) % _ROW.size
     return [
-        StepTimes(role_and_stage(code)[0], loop, n, max(0, begin), max(0, wait), max(0, wait, end))
+        _times(code, loop, n, max(0, begin), max(0, wait), max(0, wait, end))
         for loop, code, begin, wait, end, n in _ROW.iter_unpack(data[:whole])
         if n > 0 and 0 <= code < len(ROLES) * len(STAGES) and loop > 0
     ]
+
+
+def _times(code: int, loop: int, n: int, begin: int, wait: int, end: int) -> StepTimes:
+    role, stage = role_and_stage(code)
+    return StepTimes(role, loop, n, begin, wait, end, stage)
 
 
 def _mapped(path: Path, size: int) -> mmap.mmap | bytearray:

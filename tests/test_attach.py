@@ -1,0 +1,263 @@
+"""`tcmon.attach()`: a process that watches itself, from any moment on, and is as it was afterwards."""
+
+import json
+import sys
+import textwrap
+import threading
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from conftest import Run
+from monitored import STAND_INS
+
+import tcmon
+from tcmon.attached import Attached
+from tcmon.errors import TcmonError
+from tcmon.trace.reader import open_run
+
+LOOP = (
+    STAND_INS
+    + """
+def train(count, at, act):
+    for batch in range(count):
+        if batch == at:
+            act()
+        loss.backward()
+        optimizer.step()
+"""
+)
+
+
+@pytest.fixture
+def run_dir(tmp_path: Path) -> Path:
+    return tmp_path / "run"
+
+
+@pytest.fixture(autouse=True)
+def _nothing_left() -> Iterator[None]:
+    before = [sys.monitoring.get_tool(i) for i in range(6)]
+    threads = threading.active_count()
+    yield
+    assert [sys.monitoring.get_tool(i) for i in range(6)] == before
+    assert threading.active_count() == threads
+
+
+def program(source: str = LOOP) -> dict[str, Any]:
+    names: dict[str, Any] = {"__name__": "__main__", "__file__": "program.py"}
+    exec(compile(source, "/work/program.py", "exec"), names)
+    return names
+
+
+def in_thread(function: Callable[..., Any], *args: Any) -> None:
+    """In a thread of its own, so that no loop of the test runner is among the callers."""
+    thread = threading.Thread(target=function, args=args)
+    thread.start()
+    thread.join()
+
+
+def counted(run: Attached) -> int:
+    return len(run.steps["train"].n) if "train" in run.steps else 0
+
+
+def test_it_watches_what_runs_between_attach_and_detach(run_dir: Path) -> None:
+    names = program()
+    in_thread(names["train"], 3, -1, None)
+    run = tcmon.attach(interval=2, warmup=0, out=run_dir)
+    in_thread(names["train"], 7, -1, None)
+    summary = run.detach()
+    in_thread(names["train"], 3, -1, None)
+
+    assert summary.data["steps"]["train"]["count"] == 7
+    assert summary.data["steps"]["train"]["sampled"] == 3
+    assert run.steps["train"].n.tolist() == list(range(1, 8))
+    assert [loop["qualname"] for loop in run.loops] == ["train"]
+    assert not run.attached
+    assert run.detach() is summary
+
+
+def test_a_loop_that_runs_already_counts_from_its_next_iteration_on(run_dir: Path) -> None:
+    names, runs = program(), []
+    in_thread(names["train"], 10, 4, lambda: runs.append(tcmon.attach(interval=1, warmup=0, out=run_dir)))
+    runs[0].detach()
+
+    assert runs[0].steps["train"].n.tolist() == [1, 2, 3, 4, 5]
+    [process] = open_run(run_dir).processes
+    recorded = {each.step.n: each for each in process.recorded_steps()}
+    assert sorted(recorded) == [1, 2, 3, 4, 5]
+    assert [call.function.qualname for call in recorded[1].calls if call.function] == [
+        "Loss.backward",
+        "Optimizer.step",
+    ]
+
+
+def test_a_loop_at_the_top_of_a_running_script_is_found(run_dir: Path) -> None:
+    source = LOOP + textwrap.dedent("""
+        for batch in range(9):
+            if batch == 2:
+                start()
+            loss.backward()
+            optimizer.step()
+        """)
+    runs: list[Attached] = []
+    names: dict[str, Any] = {"__name__": "x", "start": lambda: runs.append(tcmon.attach(out=run_dir))}
+    in_thread(exec, compile(source, "/work/program.py", "exec"), names)
+    runs[0].detach()
+    assert counted(runs[0]) == 6
+
+
+def test_a_loop_of_another_thread_is_found(run_dir: Path) -> None:
+    names = program()
+    reached, go_on = threading.Event(), threading.Event()
+
+    def wait() -> None:
+        reached.set()
+        assert go_on.wait(60)
+
+    thread = threading.Thread(target=names["train"], args=(8, 3, wait))
+    thread.start()
+    assert reached.wait(60)
+    with tcmon.attach(out=run_dir) as run:
+        go_on.set()
+        thread.join()
+    assert counted(run) == 4
+
+
+def test_real_optimizers_tell_of_a_running_loop_that_names_do_not(run_dir: Path) -> None:
+    torch = pytest.importorskip("torch")
+    model = torch.nn.Linear(2, 1)
+    sgd = torch.optim.SGD(model.parameters(), lr=0.1)
+    runs: list[Attached] = []
+
+    def go() -> None:
+        for i in range(9):
+            if i == 3:
+                runs.append(tcmon.attach(out=run_dir, interval=1, warmup=0))
+            getattr(model(torch.ones(1, 2)).sum(), "back" + "ward")()
+            getattr(sgd, "st" + "ep")()
+
+    in_thread(go)
+    runs[0].detach()
+    [loop] = [loop for loop in runs[0].loops if loop["role"] == "train"]
+    assert (loop["qualname"].rpartition(".")[2], loop["found"]) == ("go", "dynamic")
+    # The iteration that was under way when it was attached is counted: the optimizer was seen to step in it.
+    assert counted(runs[0]) == 6
+
+
+def test_attaching_twice_says_where_the_first_was(run_dir: Path, tmp_path: Path) -> None:
+    said = r"watched already, since .*test_attach\.py:\d+; detach\(\)"
+    with tcmon.attach(out=run_dir), pytest.raises(TcmonError, match=said):
+        tcmon.attach(out=tmp_path / "second")
+    assert not (tmp_path / "second").exists()
+    tcmon.attach(out=tmp_path / "third").detach()
+
+
+@pytest.mark.parametrize(
+    ("options", "error", "message"),
+    [
+        ({"interval": 0}, ValueError, "interval must be at least 1, not 0"),
+        ({"warmup": 1.5}, TypeError, "warmup must be a whole number, not 1.5"),
+        ({"record": "calls,dreams"}, ValueError, "record can't hold 'dreams'"),
+        ({"record": 3}, TypeError, "record must be a list of names, not 3"),
+        ({"out": 3}, TypeError, "out must be a path, not 3"),
+        ({"sampler": 3}, TypeError, "sampler must be an object with the methods"),
+        ({"sampler": tcmon.samplers.Always}, TypeError, "sampler must be an object with the methods"),
+        ({"speed": 3}, TypeError, r"attach\(\) has no option 'speed'"),
+    ],
+)
+def test_bad_options_are_named_before_anything_is_done(
+    options: dict[str, Any], error: type[Exception], message: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(error, match=message):
+        tcmon.attach(**options)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_recording_is_paused_and_resumed(run_dir: Path) -> None:
+    names = program()
+    run = tcmon.attach(interval=1, warmup=0, out=run_dir)
+    in_thread(names["train"], 2, -1, None)
+    run.pause()
+    in_thread(names["train"], 3, -1, None)
+    run.resume()
+    in_thread(names["train"], 1, -1, None)
+    run.detach()
+    recorded = [each.step.n for each in open_run(run_dir).processes[0].recorded_steps()]
+    assert recorded == [1, 2, 6]
+    assert counted(run) == 6
+
+
+def test_the_next_steps_are_recorded_when_asked_for(run_dir: Path) -> None:
+    names = program()
+    with tcmon.attach(sampler=tcmon.samplers.Never(), out=run_dir) as run:
+        in_thread(names["train"], 9, 4, lambda: run.record_next(2))
+        for bad, error in ((0, ValueError), ("2", TypeError)):
+            with pytest.raises(error, match="count must be"):
+                run.record_next(bad)  # type: ignore[arg-type]
+    recorded = {each.step.n: each.step.reason for each in open_run(run_dir).processes[0].recorded_steps()}
+    assert recorded == {6: "request", 7: "request"}
+
+
+def test_a_sampler_that_fails_is_switched_off_with_one_warning(run_dir: Path, caplog: pytest.LogCaptureFixture) -> None:
+    class Failing:
+        def reason(self, n: int) -> str | None:
+            if n == 4:
+                raise LookupError
+            return "mine"
+
+        def next_after(self, n: int) -> int:
+            return n + 1
+
+    names = program()
+    with caplog.at_level("WARNING", "tcmon"), tcmon.attach(sampler=Failing(), interval=2, warmup=0, out=run_dir) as run:
+        in_thread(names["train"], 9, -1, None)
+    assert len([record for record in caplog.records if "sampler failed" in record.getMessage()]) == 1
+    assert counted(run) == 9
+    recorded = {each.step.n: each.step.reason for each in open_run(run_dir).processes[0].recorded_steps()}
+    assert recorded == {1: "mine", 2: "mine", 3: "mine", 4: "interval", 6: "interval", 8: "interval"}
+
+
+def test_no_event_is_left_on(run_dir: Path) -> None:
+    names = program()
+    run = tcmon.attach(interval=1, warmup=0, out=run_dir)
+    in_thread(names["train"], 3, -1, None)
+    run.detach()
+    for tool in range(6):
+        if sys.monitoring.get_tool(tool) is None:
+            sys.monitoring.use_tool_id(tool, "test")
+            try:
+                assert sys.monitoring.get_events(tool) == 0
+                assert sys.monitoring.get_local_events(tool, names["train"].__code__) == 0
+            finally:
+                sys.monitoring.free_tool_id(tool)
+
+
+def test_the_summary_is_text_json_and_html(run_dir: Path) -> None:
+    names = program()
+    with tcmon.attach(out=run_dir) as run:
+        in_thread(names["train"], 30, -1, None)
+        assert run.summary().data["steps"]["train"]["count"] == 30, "also while it runs"
+    summary = run.summary()
+    assert "30 steps, 3 recorded" in str(summary)
+    assert "\x1b" not in str(summary)
+    assert json.dumps(summary.data)
+    assert "30 steps, 3 recorded" in summary._repr_html_()
+    assert summary._repr_html_().startswith("<pre")
+
+
+def test_under_tcmon_run_it_says_that_the_process_is_watched(run_tcmon: Run, tmp_path: Path) -> None:
+    (tmp_path / "train.py").write_text("import tcmon\ntry: tcmon.attach()\nexcept Exception as error: print(error)\n")
+    done = run_tcmon(["run", "--quiet", "train.py"], tmp_path)
+    assert "watched already, since tcmon run" in done.stdout
+
+
+def test_a_script_that_attaches_and_ends_leaves_a_whole_trace(run_python: Run, tmp_path: Path) -> None:
+    source = LOOP + "import tcmon\nrun = tcmon.attach(out='run')\ntrain(5, -1, None)\n"
+    (tmp_path / "train.py").write_text(source)
+    done = run_python(["train.py"], tmp_path)
+    assert (done.stdout, done.stderr) == ("", "")
+    run = open_run(tmp_path / "run")
+    assert run.meta.ended is not None
+    assert run.meta.script.endswith("train.py")
