@@ -261,3 +261,21 @@ def test_a_script_that_attaches_and_ends_leaves_a_whole_trace(run_python: Run, t
     run = open_run(tmp_path / "run")
     assert run.meta.ended is not None
     assert run.meta.script.endswith("train.py")
+
+
+@pytest.mark.parametrize(
+    ("options", "reasons"),
+    [
+        (["--steps", "2,4:5"], {2: "window", 4: "window", 5: "window"}),
+        (["--every", "3600"], {1: "every"}),
+        (["--ratio", "1"], dict.fromkeys(range(1, 8), "ratio")),
+        (["--steps", "3", "--every", "3600"], {1: "every", 3: "window"}),
+    ],
+)
+def test_samplers_of_the_command_line(
+    options: list[str], reasons: dict[int, str], run_tcmon: Run, tmp_path: Path
+) -> None:
+    (tmp_path / "train.py").write_text(LOOP + "train(7, -1, None)\n")
+    run_tcmon(["run", "--quiet", "--out", "run", *options, "train.py"], tmp_path)
+    recorded = open_run(tmp_path / "run").processes[0].recorded_steps()
+    assert {each.step.n: each.step.reason for each in recorded} == reasons

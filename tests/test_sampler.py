@@ -4,10 +4,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tcmon.steps.sampler import Interval
+from tcmon.samplers import AllOf, Always, AnyOf, Every, Interval, Never, Ratio, Sampler, Steps
+from tcmon.steps.sampler import NEVER
 
 
-def recorded(sampler: Interval, last: int) -> list[int]:
+def recorded(sampler: Sampler, last: int) -> list[int]:
     return [n for n in range(1, last + 1) if sampler.reason(n)]
 
 
@@ -44,3 +45,92 @@ def test_the_reason_tells_warm_up_from_interval(interval: int, warmup: int, n: i
 def test_senseless_values_are_refused(interval: int, warmup: int) -> None:
     with pytest.raises(ValueError, match="must be"):
         Interval(interval, warmup)
+
+
+SPANS = st.lists(st.tuples(st.integers(1, 120), st.integers(0, 20)), min_size=1, max_size=5)
+SAMPLERS = st.one_of(
+    st.builds(Interval, st.integers(1, 30), st.integers(0, 40)),
+    st.just(Always()),
+    st.just(Never()),
+    st.builds(Ratio, st.floats(0, 1), st.integers(0, 9)),
+    SPANS.map(lambda spans: Steps(",".join(f"{low}:{low + more}" for low, more in spans))),
+)
+
+
+def combined(pair: tuple[Sampler, Sampler]) -> st.SearchStrategy[Sampler]:
+    return st.sampled_from([AnyOf(*pair), AllOf(*pair)])
+
+
+@given(st.recursive(SAMPLERS, lambda inner: st.tuples(inner, inner).flatmap(combined), max_leaves=5))
+def test_what_is_recorded_is_what_is_asked_for_and_nothing_is_missed(sampler: Sampler) -> None:
+    asked, n = [], 0
+    while (n := sampler.next_after(n)) <= 200:
+        asked.append(n)
+    assert [n for n in asked if sampler.reason(n)] == recorded(sampler, 200)
+
+
+@given(SAMPLERS, SAMPLERS)
+def test_combined_samplers_record_the_union_and_the_intersection(a: Sampler, b: Sampler) -> None:
+    either, both = set(recorded(a, 150)), set(recorded(b, 150))
+    assert set(recorded(AnyOf(a, b), 150)) == either | both
+    assert set(recorded(AllOf(a, b), 150)) == either & both
+
+
+def test_samplers_combine_with_operators_and_say_so() -> None:
+    sampler = (Interval(10) | Steps("3")) & Steps("1:20")
+    assert recorded(sampler, 40) == [3, 10, 20]
+    assert sampler.reason(10) == "interval and window"
+    assert repr(sampler) == "(Interval(interval=10, warmup=0) | Steps(windows='3')) & Steps(windows='1:20')"
+
+
+@given(SPANS)
+def test_windows_hold_both_their_ends(spans: list[tuple[int, int]]) -> None:
+    steps = Steps(", ".join(f"{low}:{low + more}" if more else str(low) for low, more in spans))
+    expected = {n for low, more in spans for n in range(low, low + more + 1)}
+    assert recorded(steps, 150) == sorted(expected)
+    assert steps.next_after(max(expected)) == NEVER
+
+
+def test_a_window_may_have_no_end() -> None:
+    assert recorded(Steps("2,7:"), 10) == [2, 7, 8, 9, 10]
+    assert recorded(Steps(":3"), 10) == [1, 2, 3]
+
+
+@pytest.mark.parametrize("windows", ["", "0", "3:1", "a", "1,,2", "1:2:3", "-4", "1.5"])
+def test_windows_that_are_none_are_refused(windows: str) -> None:
+    with pytest.raises(ValueError, match="steps must be numbers from 1 and ranges of them"):
+        Steps(windows)
+
+
+@given(st.floats(0.02, 0.98), st.integers(0, 1000))
+def test_a_share_is_kept_and_the_same_for_the_same_seed(share: float, seed: int) -> None:
+    steps = recorded(Ratio(share, seed), 4000)
+    assert steps == recorded(Ratio(share, seed), 4000)
+    # Five standard deviations of a binomial distribution.
+    assert abs(len(steps) - 4000 * share) < 5 * (4000 * share * (1 - share)) ** 0.5 + 1
+
+
+def test_shares_with_other_seeds_choose_other_steps() -> None:
+    assert recorded(Ratio(0.5, 1), 200) != recorded(Ratio(0.5, 2), 200)
+    assert recorded(Ratio(0), 100) == []
+    assert recorded(Ratio(1), 100) == list(range(1, 101))
+
+
+def test_time_picks_the_first_step_and_then_one_in_so_many_seconds(monkeypatch: pytest.MonkeyPatch) -> None:
+    clock = 0
+    monkeypatch.setattr("tcmon.steps.sampler.perf_counter_ns", lambda: clock)
+    sampler, chosen = Every(2.0), []
+    for n in range(1, 30):
+        clock += 700_000_000
+        # Asked before the wait for data, and again as the step begins: the answer stays the same.
+        if sampler.reason(n):
+            clock += 1
+            assert sampler.reason(n) == "every"
+            chosen.append(n)
+    assert chosen[:5] == [1, 4, 7, 10, 13]
+
+
+@pytest.mark.parametrize(("kind", "value"), [(Every, 0.0), (Every, float("nan")), (Ratio, 1.1), (Ratio, -1.0)], ids=str)
+def test_senseless_samplers_are_refused(kind: type[Every | Ratio], value: float) -> None:
+    with pytest.raises(ValueError, match="must"):
+        kind(value)

@@ -35,6 +35,24 @@ def _at_least(least: int) -> Callable[[Context, Parameter, str | None], int | No
     return convert
 
 
+def _sampler(name: str, convert: Callable[[str], Any]) -> Callable[[Context, Parameter, str | None], Any]:
+    def make(context: Context, option: Parameter, value: str | None) -> Any:
+        if value is None:
+            return None
+        from tcmon import samplers
+
+        try:
+            converted = convert(value)
+        except ValueError:
+            raise click.BadParameter(f"{value} is not a number") from None
+        try:
+            return getattr(samplers, name)(converted)
+        except ValueError as error:
+            raise click.BadParameter(str(error)) from None
+
+    return make
+
+
 def _recordable(context: Context, option: Parameter, value: str) -> tuple[str, ...]:
     wanted = tuple(dict.fromkeys(part.strip() for part in value.split(",")))
     for part in wanted:
@@ -79,6 +97,24 @@ def _recordable(context: Context, option: Parameter, value: str) -> tuple[str, .
     callback=_at_least(0),
     help="--warmup for evaluation steps.  [default: the same]",
 )
+@click.option(
+    "--steps",
+    metavar="LIST",
+    callback=_sampler("Steps", str),
+    help="Record these training steps instead, as in 1,5,100:120.",
+)
+@click.option(
+    "--every",
+    metavar="SECONDS",
+    callback=_sampler("Every", float),
+    help="Record a training step every so many seconds instead.",
+)
+@click.option(
+    "--ratio",
+    metavar="SHARE",
+    callback=_sampler("Ratio", float),
+    help="Record a random share of the training steps instead, as in 0.05.",
+)
 @click.option("--train-loop", metavar="FILE:LINE", help="The training loop, by the line of its for or while.")
 @click.option("--eval-loop", metavar="FILE:LINE", help="The evaluation loop, likewise.")
 @click.option(
@@ -105,7 +141,15 @@ def _recordable(context: Context, option: Parameter, value: str) -> tuple[str, .
 @click.option("--quiet", is_flag=True, help="Show no summary at the end.")
 @click.argument("program", metavar="SCRIPT|-m MODULE [ARGS]...", nargs=-1, type=click.UNPROCESSED)
 def run(
-    program: tuple[str, ...], *, as_module: bool, log_level: str, quiet: bool, **options: Any
+    program: tuple[str, ...],
+    *,
+    as_module: bool,
+    log_level: str,
+    quiet: bool,
+    steps: Any,
+    every: Any,
+    ratio: Any,
+    **options: Any,
 ) -> Callable[[], None]:
     """Run a program and watch its training loop.
 
@@ -114,6 +158,9 @@ def run(
     """
     if not program:
         raise click.UsageError("there is no program to run; give a Python script, or -m and a module")
+    for sampler in (steps, every, ratio):
+        if sampler is not None:
+            options["sampler"] = options["sampler"] | sampler if "sampler" in options else sampler
     return partial(_run, program, as_module, log_level, quiet, options)
 
 
