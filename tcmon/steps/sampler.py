@@ -17,7 +17,8 @@ from typing import Protocol, runtime_checkable
 
 NEVER = 1 << 62
 """As the next step: none."""
-_MOST_TRIES = 1000
+_MOST_TRIES = 10
+"""How far `next_after` searches before it names a step that may turn out not to be recorded."""
 
 
 @runtime_checkable
