@@ -354,7 +354,7 @@ DETAILS: list[dict[str, Any]] = [
     parameter(1, "fc.weight"),
     parameter(2, "old.bias", optimizer=None, group=None, index=None),
     state(3, [1, 2], update=[None, "inf"], nonfinite=[0, 7], state={"exp_avg": [0.5, None]}),
-    of_step("modes", 3, module=["model.Net"], training=[True], mixed=[["bn1", "…"]]),
+    of_step("modes", 3, module=["model.Net"], training=[True], mixed=[["bn1", "…"]], sensitive=[2], stepped=[True]),
     of_step("buffers", 3, name=["bn1.running_mean"], norm=[1.5], nonfinite=[0], hash=["ab"]),
     of_step("ops", 3, name=["aten::mm"], begin=[5], ns=[7], device=["cpu"], thread=[1], bytes=[-64]),
     of_step("device", 3, device="cuda:0", ns=900),

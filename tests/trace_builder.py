@@ -145,6 +145,7 @@ def state(n: int, parameters: Sequence[int], **columns: Any) -> dict[str, Any]:
         "scale": None,
         "parameter": list(parameters),
         "requires_grad": [True] * count,
+        "ran": [True] * count,
         "has_grad": [True] * count,
         "norm": [1.0] * count,
         "grad_norm": [0.5] * count,

@@ -54,6 +54,17 @@ def is_training(module: object) -> bool:
     return fields(module).get("training") is not False
 
 
+def is_sensitive(module: object) -> bool:
+    """Whether a module does something else in training than in evaluation, by its class: dropout, batch statistics."""
+    for kind in vars(type)["__mro__"].__get__(type(module))[:-1]:
+        name = vars(type)["__name__"].__get__(kind)
+        if "Dropout" in name or name == "_DropoutNd":
+            return fields(module).get("p") != 0
+        if "BatchNorm" in name:
+            return True
+    return False
+
+
 class Names:
     """Names of tensors, by identity; the tensors are not kept alive."""
 

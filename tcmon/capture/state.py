@@ -11,6 +11,7 @@ import math
 import sys
 import weakref
 from collections.abc import Iterator, Sequence
+from functools import cached_property
 from threading import get_ident
 from types import FrameType
 from typing import Any
@@ -140,10 +141,20 @@ class _Root:
         self.module = module
         self.below = list(modules.walk(module))
         self.ids = {id(each) for _, each in self.below}
+        self.sensitive = sum(modules.is_sensitive(each) for _, each in self.below)
         self.training = training = modules.is_training(module)
         self.mixed = [name for name, each in self.below if modules.is_training(each) is not training]
         if len(self.mixed) > _MOST_MIXED:
             self.mixed[_MOST_MIXED:] = ["…"]
+
+    @cached_property
+    def parameters(self) -> dict[int, int]:
+        """For each parameter (by identity) the module that holds it."""
+        return {
+            id(tensor): id(module)
+            for _, module in reversed(self.below)
+            for _, tensor in modules.tensors(module, "_parameters")
+        }
 
 
 class _OpenStep:
@@ -157,11 +168,13 @@ class _OpenStep:
         self.stepped: dict[int, _Stepped] = {}
         self.roots: list[_Root] = []
         self.known: set[int] = set()
+        self.ran: set[int] = set()
         self.grads_before: dict[int, int | None] | None = None
         """Norms of the gradients that were there as the step's first backward pass began, by parameter."""
 
     def called(self, module: object) -> None:
         """A module is called: an outermost one unless it belongs to one that was called before."""
+        self.ran.add(id(module))
         if module is None or id(module) in self.known or len(self.roots) >= _MOST_ROOTS:
             return
         root = _Root(module)
@@ -227,7 +240,10 @@ class _OpenStep:
             }
             records.append({"kind": "buffers", **identity(self.step), **columns})
         if self.roots:
+            held = {id(parameter) for stepped, _ in measured for _, _, parameter in stepped.parameters}
             columns = {
+                "sensitive": [root.sensitive for root in self.roots],
+                "stepped": [not held.isdisjoint(root.parameters) for root in self.roots],
                 "module": [class_name(root.module) for root in self.roots],
                 "training": [root.training for root in self.roots],
                 "mixed": [root.mixed for root in self.roots],
@@ -253,6 +269,7 @@ class _OpenStep:
             "scale": _number(torch, stepped.scale),
             "parameter": ids,
             "requires_grad": [bool(parameter.requires_grad) for _, _, parameter in stepped.parameters],
+            "ran": [self._has_run(parameter) for _, _, parameter in stepped.parameters],
             "has_grad": stepped.has_grad,
             "norm": measures.reals(stepped.norms),
             "grad_norm": measures.reals(stepped.grad_norms),
@@ -300,6 +317,7 @@ class _OpenStep:
                 tables.parameter(torch, parameter, names.get(parameter), None, None, None) for parameter in loose
             ],
             "requires_grad": [True] * len(loose),
+            "ran": [self._has_run(parameter) for parameter in loose],
             "has_grad": [grad is not None for grad in grads],
             "norm": measures.reals(norms),
             "grad_norm": measures.reals(grad_norms),
@@ -324,6 +342,10 @@ class _OpenStep:
                 if type(name) is str and issubclass(type(value), self.torch.Tensor) and value.dim():
                     by_name.setdefault(name, [None] * len(stepped.parameters))[i] = plain(self.torch, value)
         return {name: self.measures.norms(tensors) for name, tensors in by_name.items()}
+
+    def _has_run(self, parameter: Any) -> bool:
+        """Whether a module that holds a parameter was called in the step."""
+        return any(root.parameters.get(id(parameter)) in self.ran for root in self.roots)
 
     def _buffers(self) -> list[tuple[str, Any]]:
         found: dict[int, tuple[str, Any]] = {}

@@ -5,6 +5,7 @@ import sys
 import click
 
 from tcmon import __version__
+from tcmon.cli.check import check
 from tcmon.cli.demo import demo
 from tcmon.cli.diff import diff
 from tcmon.cli.export import export
@@ -38,7 +39,7 @@ def command_line() -> None:
     """Watch a PyTorch training run at almost no cost, without a change to the program."""
 
 
-for command in (run, loops, report, diff, export, demo):
+for command in (run, loops, report, check, diff, export, demo):
     command_line.add_command(command)
 
 

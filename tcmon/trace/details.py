@@ -99,8 +99,9 @@ class State:
     are 2-norms, the gradient's as the optimizer got it; `update` is the size of the step's change relative to `norm`,
     estimated from a sample of elements; `nonfinite` counts NaN and infinite elements; `before` and `after` are content
     hashes around the optimizer's step, "~" in front if they cover a sample only. `grad_before` is the norm of a
-    gradient that was there already as the step's first backward pass began. `state` holds norms of the optimizer's own
-    tensors by name. Optimizer 0 stands for none: trainable parameters of modules that were called, in no optimizer.
+    gradient that was there already as the step's first backward pass began. `ran` says whether the module that holds
+    the parameter was called. `state` holds norms of the optimizer's own tensors by name. Optimizer 0 stands for none:
+    trainable parameters of modules that were called, in no optimizer.
     """
 
     role: str
@@ -111,6 +112,7 @@ class State:
     scale: float | None
     parameter: Sequence[int]
     requires_grad: Sequence[bool]
+    ran: Sequence[bool]
     has_grad: Sequence[bool]
     norm: Sequence[float | None]
     grad_norm: Sequence[float | None]
@@ -127,7 +129,9 @@ class State:
 class Modes:
     """Whether the modules that ran in a step were in training mode, one row for each outermost module.
 
-    `mixed` names the submodules that are in the other mode, "…" last if they are too many to name.
+    `mixed` names the submodules that are in the other mode, "…" last if they are too many to name. `sensitive` counts
+    the submodules that do something else in another mode (dropout, batch normalisation), `stepped` says whether an
+    optimizer stepped any of the module's parameters in the step.
     """
 
     role: str
@@ -136,6 +140,8 @@ class Modes:
     module: Sequence[str]
     training: Sequence[bool]
     mixed: Sequence[Sequence[str]]
+    sensitive: Sequence[int]
+    stepped: Sequence[bool]
 
 
 @dataclass(frozen=True, slots=True)
@@ -260,6 +266,7 @@ def _state(obj: Object) -> State:
         scale=fields.real(obj, "scale"),
         parameter=fields.numbers(obj, "parameter", low=1, limit=fields.COUNT_LIMIT),
         requires_grad=fields.flags(obj, "requires_grad"),
+        ran=fields.flags(obj, "ran"),
         has_grad=fields.flags(obj, "has_grad"),
         norm=fields.reals(obj, "norm"),
         grad_norm=fields.reals(obj, "grad_norm"),
@@ -274,6 +281,7 @@ def _state(obj: Object) -> State:
     _same_length(
         state.parameter,
         state.requires_grad,
+        state.ran,
         state.has_grad,
         state.norm,
         state.grad_norm,
@@ -291,8 +299,15 @@ def _state(obj: Object) -> State:
 def _modes(obj: Object) -> Modes:
     mixed = fields.anything(obj, "mixed")
     names = [fields.texts({"mixed": each}, "mixed") for each in mixed]
-    modes = Modes(*_step(obj), fields.texts(obj, "module"), fields.flags(obj, "training"), names)
-    _same_length(modes.module, modes.training, modes.mixed)
+    modes = Modes(
+        *_step(obj),
+        fields.texts(obj, "module"),
+        fields.flags(obj, "training"),
+        names,
+        fields.numbers(obj, "sensitive", low=0, limit=fields.COUNT_LIMIT),
+        fields.flags(obj, "stepped"),
+    )
+    _same_length(modes.module, modes.training, modes.mixed, modes.sensitive, modes.stepped)
     return modes
 
 
