@@ -150,6 +150,7 @@ def state(n: int, parameters: Sequence[int], **columns: Any) -> dict[str, Any]:
         "norm": [1.0] * count,
         "grad_norm": [0.5] * count,
         "grad_before": [None] * count,
+        "grad_after": [None] * count,
         "update": [0.001] * count,
         "nonfinite": [0] * count,
         "grad_nonfinite": [0] * count,

@@ -27,7 +27,11 @@ from tcmon.capture.recorder import Equipment, Step, identity
 _MOST_PARAMETERS = 10_000
 """Parameters of one step that are measured."""
 _MOST_MIXED = 20
+_MOST_AFTER = 4
+"""Parameters whose gradient is looked at again at the end of a step."""
 _MOST_ROOTS = 100
+_PROBABLE = 1e-3
+"""How far the sum of a row of probabilities may be from one."""
 
 
 class StateRecorder:
@@ -76,7 +80,9 @@ class StateRecorder:
             backward = function_code("torch.autograd", "backward")
             if step is None or call is None or backward is None:
                 return None
+            loss = function_code("torch.nn.functional", "cross_entropy")
             self._marks = [
+                *([self._landmarks.add(loss, self._logits_given)] if loss is not None else []),
                 self._landmarks.add(step, self._step_starts, self._step_ends),
                 self._landmarks.add(call, self._module_called),
                 self._landmarks.add(backward, self._backward_starts),
@@ -88,7 +94,14 @@ class StateRecorder:
     def _module_called(self, frame: FrameType) -> None:
         opened = self._open.get(get_ident())
         if opened is not None:
-            opened.called(frame.f_locals.get("self"))
+            arguments = frame.f_locals
+            opened.called(arguments.get("self"), arguments.get("args"))
+
+    def _logits_given(self, frame: FrameType) -> None:
+        opened = self._open.get(get_ident())
+        if opened is not None:
+            with undisturbed(opened.torch):
+                opened.logits_given(frame.f_locals.get("input"))
 
     def _backward_starts(self, _frame: FrameType) -> None:
         opened = self._open.get(get_ident())
@@ -131,6 +144,7 @@ class _Stepped:
         self.old: Samples | None = None
         self.new: Samples | None = None
         self.after: list[Any] = []
+        self.grad_after: list[int | None] = []
         self.norms: list[int | None] = []
 
 
@@ -139,6 +153,8 @@ class _Root:
 
     def __init__(self, module: object) -> None:
         self.module = module
+        self.inputs: list[weakref.ref[Any]] = []
+        self.hashes: list[Any] = []
         self.below = list(modules.walk(module))
         self.ids = {id(each) for _, each in self.below}
         self.sensitive = sum(modules.is_sensitive(each) for _, each in self.below)
@@ -146,6 +162,13 @@ class _Root:
         self.mixed = [name for name, each in self.below if modules.is_training(each) is not training]
         if len(self.mixed) > _MOST_MIXED:
             self.mixed[_MOST_MIXED:] = ["…"]
+
+    def look_at(self, torch: Any, measures: Measures, arguments: object) -> None:
+        """Remember the tensors that the module is called with."""
+        given = [each for each in arguments if type(each) is torch.Tensor] if type(arguments) is tuple else []
+        given = [each for each in given if each.layout is torch.strided and each.device.type != "meta"]
+        self.inputs = [weakref.ref(each) for each in given]
+        self.hashes = measures.hashes(given)
 
     @cached_property
     def parameters(self) -> dict[int, int]:
@@ -169,17 +192,27 @@ class _OpenStep:
         self.roots: list[_Root] = []
         self.known: set[int] = set()
         self.ran: set[int] = set()
+        self.logits: list[tuple[int, int]] = []
         self.grads_before: dict[int, int | None] | None = None
         """Norms of the gradients that were there as the step's first backward pass began, by parameter."""
 
-    def called(self, module: object) -> None:
+    def called(self, module: object, arguments: object) -> None:
         """A module is called: an outermost one unless it belongs to one that was called before."""
         self.ran.add(id(module))
         if module is None or id(module) in self.known or len(self.roots) >= _MOST_ROOTS:
             return
         root = _Root(module)
+        with undisturbed(self.torch):
+            root.look_at(self.torch, self.measures, arguments)
         self.known.update(root.ids)
         self.roots.append(root)
+
+    def logits_given(self, logits: Any) -> None:
+        """What cross_entropy is asked about: its smallest element, and how far its rows' sums are from one."""
+        tensor = plain(self.torch, logits) if issubclass(type(logits), self.torch.Tensor) else None
+        if tensor is not None and tensor.dim() >= 2 and tensor.numel() and len(self.logits) < _MOST_ROOTS:
+            off = (tensor.sum(1) - 1).abs().max()
+            self.logits.append((self.measures.add(tensor.min()), self.measures.add(off)))
 
     def look_at_grads(self, parameters: Sequence[Any]) -> None:
         """Gradients that are there before the step has computed any."""
@@ -213,6 +246,9 @@ class _OpenStep:
 
     def records(self, names: Names, tables: _Tables) -> list[dict[str, Any]]:
         measures, torch = self.measures, self.torch
+        for stepped in self.stepped.values():
+            grads = [_grad(torch, parameter) for _, _, parameter in stepped.parameters[:_MOST_AFTER]]
+            stepped.grad_after = measures.norms([plain(torch, grad) if grad is not None else None for grad in grads])
         measured = [(each, self._state_norms(each)) for each in self.stepped.values() if each.new is not None]
         if any(names.get(parameter) is None for stepped, _ in measured for _, _, parameter in stepped.parameters):
             for root in self.roots:
@@ -249,6 +285,7 @@ class _OpenStep:
                 "mixed": [root.mixed for root in self.roots],
             }
             records.append({"kind": "modes", **identity(self.step), **columns})
+            records.append(self._inputs(tables))
         return [*tables.take_new(), *records]
 
     def _state(
@@ -274,6 +311,9 @@ class _OpenStep:
             "norm": measures.reals(stepped.norms),
             "grad_norm": measures.reals(stepped.grad_norms),
             "grad_before": measures.reals([before.get(id(parameter)) for _, _, parameter in stepped.parameters]),
+            "grad_after": measures.reals(
+                [*stepped.grad_after, *[None] * (len(stepped.parameters) - len(stepped.grad_after))]
+            ),
             "update": self._updates(stepped),
             "nonfinite": self._nonfinites(stepped.plain, stepped.norms),
             "grad_nonfinite": self._nonfinites(
@@ -282,6 +322,22 @@ class _OpenStep:
             "before": [measures.hash_text(found) for found in stepped.before],
             "after": [measures.hash_text(found) for found in stepped.after],
             "state": {name: measures.reals(norms) for name, norms in own.items()},
+        }
+
+    def _inputs(self, tables: _Tables) -> dict[str, Any]:
+        measures = self.measures
+        hashes = [[measures.hash_text(each) for each in root.hashes] for root in self.roots]
+        sums = [tuple(measures.values[handle] for handle in handles) for handles in self.logits]
+        return {
+            "kind": "inputs",
+            **identity(self.step),
+            "module": [class_name(root.module) for root in self.roots],
+            "hash": [" ".join(filter(None, each)) or None for each in hashes],
+            "reused": [tables.gets_again(root.module, root.inputs) for root in self.roots],
+            "logits": len(sums),
+            "probabilities": sum(
+                least is not None and off is not None and least >= 0 and off < _PROBABLE for least, off in sums
+            ),
         }
 
     def _loose_parameters(self, tables: _Tables) -> list[Any]:
@@ -322,6 +378,7 @@ class _OpenStep:
             "norm": measures.reals(norms),
             "grad_norm": measures.reals(grad_norms),
             "grad_before": nothing,
+            "grad_after": nothing,
             "update": nothing,
             "nonfinite": self._nonfinites(loose, norms),
             "grad_nonfinite": self._nonfinites(grads, grad_norms),
@@ -391,6 +448,7 @@ class _Tables:
     def __init__(self) -> None:
         self._optimizers: dict[int, tuple[weakref.ref[Any], int, list[weakref.ref[Any]]]] = {}
         self._parameters: dict[int, tuple[weakref.ref[Any], int, tuple[Any, ...]]] = {}
+        self._inputs: dict[int, list[weakref.ref[Any]]] = {}
         self._count = 0
         self._count_optimizers = 0
         self._new: list[dict[str, Any]] = []
@@ -433,6 +491,12 @@ class _Tables:
             }
         )
         return known[1]
+
+    def gets_again(self, module: object, inputs: list[weakref.ref[Any]]) -> bool:
+        """Whether a module gets the very tensors that it got in the recorded step before."""
+        before, self._inputs[id(module)] = self._inputs.get(id(module), []), inputs
+        same = len(before) == len(inputs) > 0
+        return same and all(a() is not None and a() is b() for a, b in zip(before, inputs, strict=True))
 
     def known_parameters(self) -> list[Any]:
         """The parameters of all optimizers that have stepped in a recorded step and still exist."""

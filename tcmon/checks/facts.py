@@ -5,14 +5,14 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
-from tcmon.trace.details import Loss, Modes, Optimizer, Parameter, State
+from tcmon.trace.details import Inputs, Loss, Modes, Optimizer, Parameter, State
 from tcmon.trace.reader import Process
 from tcmon.trace.records import Step, Steps
 
 
 @dataclass(frozen=True, slots=True)
 class StepFacts:
-    """One recorded step: the optimizers that stepped in it, its losses, and the modes of the modules that ran.
+    """One recorded step: the optimizers that stepped in it, its losses, the modules that ran and their inputs.
 
     `loose` is the state of trainable parameters that no optimizer holds. `parameters` and `optimizers` say what the ids
     in these mean, as far as the trace has been read.
@@ -23,6 +23,7 @@ class StepFacts:
     loose: State | None
     losses: tuple[float | None, ...]
     modes: Modes | None
+    inputs: Inputs | None
     parameters: Mapping[int, Parameter]
     optimizers: Mapping[int, Optimizer]
 
@@ -49,6 +50,7 @@ def recorded_facts(process: Process, run: RunFacts) -> Iterator[StepFacts]:
     states: dict[tuple[str, int], list[State]] = {}
     losses: dict[tuple[str, int], Loss] = {}
     modes: dict[tuple[str, int], Modes] = {}
+    inputs: dict[tuple[str, int], Inputs] = {}
     for times in process.unwritten_steps():
         run.steps[times.role] = max(run.steps.get(times.role, 0), times.n)
     for record in process.read(calls=False, details=True):
@@ -63,6 +65,8 @@ def recorded_facts(process: Process, run: RunFacts) -> Iterator[StepFacts]:
                 losses[record.role, record.n] = record
             case Modes():
                 modes[record.role, record.n] = record
+            case Inputs():
+                inputs[record.role, record.n] = record
             case Steps():
                 last = record.first + len(record.end) - 1
                 run.steps[record.role] = max(run.steps.get(record.role, 0), last)
@@ -76,6 +80,7 @@ def recorded_facts(process: Process, run: RunFacts) -> Iterator[StepFacts]:
                     next((state for state in found if not state.optimizer), None),
                     tuple(loss.value) if loss is not None else (),
                     modes.pop(key, None),
+                    inputs.pop(key, None),
                     parameters,
                     optimizers,
                 )

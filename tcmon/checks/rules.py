@@ -459,6 +459,126 @@ class OptimizerMadeAnew:
             )
 
 
+class SameBatchAgain:
+    """Two steps in a row get the same batch, bit for bit, while other steps get other ones.
+
+    From the first inputs of the outermost modules in recorded steps that follow each other. Silent where all steps get
+    the same (training on the full batch), and where the program passes the very same tensors again (several passes over
+    one batch on purpose).
+    """
+
+    id: ClassVar[str] = "same-batch-again"
+
+    def __init__(self) -> None:
+        self._last: dict[str, tuple[int, str]] = {}
+        self._hashes: dict[str, set[str]] = {}
+        self._again: dict[str, tuple[int, int]] = {}
+        self._other: dict[str, int] = {}
+
+    def look(self, facts: StepFacts) -> None:
+        inputs = facts.inputs
+        if facts.step.role != "train" or inputs is None or not facts.states or len(inputs.module) != 1:
+            return
+        for module, content, reused in zip(inputs.module, inputs.hash, inputs.reused, strict=True):
+            if content is None:
+                continue
+            n, before = self._last.get(module, (0, ""))
+            self._last[module] = facts.step.n, content
+            self._hashes.setdefault(module, set()).add(content)
+            if n + 1 == facts.step.n:
+                if content == before and not reused:
+                    first, count = self._again.get(module, (facts.step.n, 0))
+                    self._again[module] = first, count + 1
+                else:
+                    self._other[module] = self._other.get(module, 0) + 1
+
+    def findings(self, run: RunFacts) -> Iterator[Finding]:
+        for module, (n, count) in self._again.items():
+            if len(self._hashes[module]) >= 2 and count >= self._other.get(module, 0):
+                yield _finding(
+                    self.id,
+                    "warning",
+                    n,
+                    f"{module} got the same batch, bit for bit, in steps {n - 1} and {n}",
+                    "every batch is trained on more than once, and the variety of the data is lost",
+                    "at the random numbers of the data loader's workers: numpy and random must be seeded in each",
+                    [],
+                )
+
+
+class ProbabilitiesAsLogits:
+    """cross_entropy, which applies a softmax itself, is given rows that are probabilities already.
+
+    From at least two recorded steps; silent if any call got anything else.
+    """
+
+    id: ClassVar[str] = "probabilities-as-logits"
+
+    def __init__(self) -> None:
+        self._first: int | None = None
+        self._steps = 0
+        self._fine = False
+
+    def look(self, facts: StepFacts) -> None:
+        inputs = facts.inputs
+        if facts.step.role == "train" and inputs is not None and inputs.logits:
+            if inputs.probabilities < inputs.logits:
+                self._fine = True
+            else:
+                self._first = self._first or facts.step.n
+                self._steps += 1
+
+    def findings(self, run: RunFacts) -> Iterator[Finding]:
+        if self._first is not None and not self._fine and self._steps >= 2:
+            yield _finding(
+                self.id,
+                "warning",
+                self._first,
+                "all rows given to cross_entropy are not negative and sum to one",
+                "softmax is applied twice: the loss can't come near zero, and gradients are small",
+                "for a softmax at the end of the model; cross_entropy wants what comes before it",
+                [],
+            )
+
+
+class ClippedAfterStep:
+    """Gradients are scaled down after the optimizer has used them.
+
+    From at least two recorded steps in which the gradients at the end of the step are those that the optimizer got,
+    all times one factor below one. Silent if any step's gradients are left alone, or cleared.
+    """
+
+    id: ClassVar[str] = "clipped-after-step"
+
+    def __init__(self) -> None:
+        self._found: list[tuple[int, float]] = []
+        self._fine = False
+
+    def look(self, facts: StepFacts) -> None:
+        for state in facts.states if facts.step.role == "train" and len(facts.states) == 1 else ():
+            pairs = [(a, b) for a, b in zip(state.grad_after, state.grad_norm, strict=True) if a and b]
+            factors = [after / before for after, before in pairs]
+            if len(factors) < 2:
+                continue
+            if max(factors) < 0.999 and max(factors) <= 1.001 * min(factors):
+                self._found.append((state.n, factors[0]))
+            else:
+                self._fine = True
+
+    def findings(self, run: RunFacts) -> Iterator[Finding]:
+        if len(self._found) >= 2 and not self._fine:
+            n, factor = self._found[0]
+            yield _finding(
+                self.id,
+                "warning",
+                n,
+                f"after the optimizer's step all gradients are scaled down (by {factor:.3g} in step {n})",
+                "the optimizer has used them as they were: the clipping has no effect",
+                "whether the gradients are clipped between backward() and step()",
+                [],
+            )
+
+
 RULES: tuple[type[Rule], ...] = (
     GradientsNeverCleared,
     NothingToStepWith,
@@ -470,6 +590,9 @@ RULES: tuple[type[Rule], ...] = (
     RateVanished,
     ClippedWhileScaled,
     OptimizerMadeAnew,
+    SameBatchAgain,
+    ProbabilitiesAsLogits,
+    ClippedAfterStep,
 )
 """All rules, in the order in which their findings are told."""
 

@@ -100,7 +100,8 @@ class State:
     estimated from a sample of elements; `nonfinite` counts NaN and infinite elements; `before` and `after` are content
     hashes around the optimizer's step, "~" in front if they cover a sample only. `grad_before` is the norm of a
     gradient that was there already as the step's first backward pass began. `ran` says whether the module that holds
-    the parameter was called. `state` holds norms of the optimizer's own tensors by name. Optimizer 0 stands for none:
+    the parameter was called, `grad_after` is the gradient's norm at the end of the step, for the first few parameters.
+    `state` holds norms of the optimizer's own tensors by name. Optimizer 0 stands for none:
     trainable parameters of modules that were called, in no optimizer.
     """
 
@@ -117,6 +118,7 @@ class State:
     norm: Sequence[float | None]
     grad_norm: Sequence[float | None]
     grad_before: Sequence[float | None]
+    grad_after: Sequence[float | None]
     update: Sequence[float | None]
     nonfinite: Sequence[int | None]
     grad_nonfinite: Sequence[int | None]
@@ -155,6 +157,24 @@ class Buffers:
     norm: Sequence[float | None]
     nonfinite: Sequence[int | None]
     hash: Sequence[str | None]
+
+
+@dataclass(frozen=True, slots=True)
+class Inputs:
+    """The tensors that outermost modules were called with first in a step: a content hash of each call's.
+
+    `reused` says that they are the very tensors of the recorded step before. `logits` is the number of calls of
+    cross_entropy, and `probabilities` how many of them were given rows that are not negative and sum to one.
+    """
+
+    role: str
+    n: int
+    loop: int
+    module: Sequence[str]
+    hash: Sequence[str | None]
+    reused: Sequence[bool]
+    logits: int
+    probabilities: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -203,7 +223,7 @@ class Finding:
     line: int | None
 
 
-type StepDetail = Lines | Args | Loss | State | Modes | Buffers | Ops | DeviceTime
+type StepDetail = Lines | Args | Loss | State | Modes | Buffers | Inputs | Ops | DeviceTime
 """What belongs to one recorded step."""
 
 type Detail = StepDetail | Optimizer | Parameter | Finding
@@ -271,6 +291,7 @@ def _state(obj: Object) -> State:
         norm=fields.reals(obj, "norm"),
         grad_norm=fields.reals(obj, "grad_norm"),
         grad_before=fields.reals(obj, "grad_before"),
+        grad_after=fields.reals(obj, "grad_after"),
         update=fields.reals(obj, "update"),
         nonfinite=fields.counts(obj, "nonfinite"),
         grad_nonfinite=fields.counts(obj, "grad_nonfinite"),
@@ -286,6 +307,7 @@ def _state(obj: Object) -> State:
         state.norm,
         state.grad_norm,
         state.grad_before,
+        state.grad_after,
         state.update,
         state.nonfinite,
         state.grad_nonfinite,
@@ -321,6 +343,19 @@ def _buffers(obj: Object) -> Buffers:
     )
     _same_length(buffers.name, buffers.norm, buffers.nonfinite, buffers.hash)
     return buffers
+
+
+def _inputs(obj: Object) -> Inputs:
+    inputs = Inputs(
+        *_step(obj),
+        fields.texts(obj, "module"),
+        fields.texts_or_none(obj, "hash"),
+        fields.flags(obj, "reused"),
+        fields.number(obj, "logits"),
+        fields.number(obj, "probabilities"),
+    )
+    _same_length(inputs.module, inputs.hash, inputs.reused)
+    return inputs
 
 
 def _ops(obj: Object) -> Ops:
@@ -361,6 +396,7 @@ READERS: Final[Mapping[str, Callable[[Object], Detail]]] = {
     "state": _state,
     "modes": _modes,
     "buffers": _buffers,
+    "inputs": _inputs,
     "ops": _ops,
     "device": _device,
     "finding": _finding,

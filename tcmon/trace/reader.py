@@ -16,7 +16,7 @@ from typing import Final
 from tcmon.errors import TcmonError
 from tcmon.trace import details, fields, records
 from tcmon.trace.calltree import Call, call_trees
-from tcmon.trace.details import Args, Buffers, DeviceTime, Lines, Loss, Modes, Ops, State, StepDetail
+from tcmon.trace.details import Args, Buffers, DeviceTime, Inputs, Lines, Loss, Modes, Ops, State, StepDetail
 from tcmon.trace.fields import Damaged
 from tcmon.trace.journal import StepTimes, read_journal
 from tcmon.trace.records import (
@@ -44,7 +44,7 @@ _LOOP: Final = b'{"kind":"loop"'
 CALLS: Final = b'{"kind":"calls"'
 _DETAILS: Final = tuple(f'{{"kind":"{kind}"'.encode() for kind in details.READERS)
 
-OF_A_STEP: Final = (Calls, Lines, Args, Loss, State, Modes, Buffers, Ops, DeviceTime)
+OF_A_STEP: Final = (Calls, Lines, Args, Loss, State, Modes, Buffers, Inputs, Ops, DeviceTime)
 _OF_A_LOOP: Final = (Steps, Step, *OF_A_STEP)
 
 # Steps of several roles and threads can be open at once, but few. What is more was left over by damage.
