@@ -104,18 +104,21 @@ class RunSummary:
     """What a run directory holds, for people and for programs. It is read once, when it is first looked at."""
 
     def __init__(self, run_dir: Path) -> None:
+        from tcmon.checks.run import check
         from tcmon.report.summary import summarise
         from tcmon.trace.reader import open_run
 
         self.run_dir = run_dir
-        self._summary = summarise(open_run(run_dir))
+        run = open_run(run_dir)
+        self._summary = summarise(run)
+        self._checked = check(run)
 
     @property
     def data(self) -> dict[str, Any]:
         """As `tcmon report --json` prints it."""
         from tcmon.report.as_json import as_json
 
-        return as_json(self._summary)
+        return as_json(self._summary, findings=self._checked.findings)
 
     def __str__(self) -> str:
         return self._rendered(html=False)
@@ -130,6 +133,7 @@ class RunSummary:
 
         from rich.console import Console
 
+        from tcmon.checks.text import brief
         from tcmon.report.text import render
 
         text = io.StringIO()
@@ -137,6 +141,7 @@ class RunSummary:
             file=text, record=html, width=100, force_terminal=html, color_system="truecolor" if html else None
         )
         render(self._summary, console)
+        brief(self._checked, str(self.run_dir), console)
         if html:
             return console.export_html(inline_styles=True, code_format='<pre style="line-height:1.25">{code}</pre>')
         return text.getvalue().rstrip()

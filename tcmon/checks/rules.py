@@ -545,7 +545,8 @@ class ClippedAfterStep:
     """Gradients are scaled down after the optimizer has used them.
 
     From at least two recorded steps in which the gradients at the end of the step are those that the optimizer got,
-    all times one factor below one. Silent if any step's gradients are left alone, or cleared.
+    all times one factor below one; in others they may be small enough to be left alone. Silent if in any step they
+    change in another way, and about gradients that are cleared before the step ends.
     """
 
     id: ClassVar[str] = "clipped-after-step"
@@ -560,10 +561,10 @@ class ClippedAfterStep:
             factors = [after / before for after, before in pairs]
             if len(factors) < 2:
                 continue
-            if max(factors) < 0.999 and max(factors) <= 1.001 * min(factors):
-                self._found.append((state.n, factors[0]))
-            else:
+            if max(factors) > 1.001 * min(factors):
                 self._fine = True
+            elif max(factors) < 0.999:
+                self._found.append((state.n, factors[0]))
 
     def findings(self, run: RunFacts) -> Iterator[Finding]:
         if len(self._found) >= 2 and not self._fine:

@@ -2,23 +2,29 @@
 
 from __future__ import annotations
 
-import dataclasses
-from typing import Any, Final
+from typing import Final
 
 from rich.console import Console
 from rich.text import Text
 
 from tcmon.checks.run import Checked
-from tcmon.report.layout import BAD, FAINT, GOOD, MARKED, show
+from tcmon.report.layout import BAD, FAINT, GOOD, MARKED, show, show_line
 from tcmon.report.wording import printable
 from tcmon.trace.details import Finding
 
+_BRIEF: Final = 5
 _STYLES: Final = {"error": BAD, "warning": MARKED, "hint": FAINT}
 
 
-def as_objects(checked: Checked) -> list[dict[str, Any]]:
-    """The findings as JSON has them: the fields of `Finding`, by name."""
-    return [dataclasses.asdict(finding) for finding in checked.findings]
+def brief(checked: Checked, run: str, console: Console) -> None:
+    """Print a line for each of the gravest findings, where there are any, and how to read them in `run` whole."""
+    for finding in checked.findings[:_BRIEF]:
+        text = f"  {finding.rule}: {finding.observed}"
+        show_line(
+            Text.assemble((finding.severity, _STYLES[finding.severity]), printable(text, console.encoding)), console
+        )
+    if checked.findings:
+        show_line(Text(f"          tcmon check {run}", FAINT), console)
 
 
 def render(checked: Checked, console: Console | None = None) -> None:

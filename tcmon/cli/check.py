@@ -31,7 +31,7 @@ def check(run: Path, *, as_json: bool, fail_on: str | None, ignore: tuple[str, .
     # What reading takes is imported only for a command line without mistakes.
     from tcmon.checks.rules import RULES
     from tcmon.checks.run import check as checked
-    from tcmon.checks.text import as_objects, render
+    from tcmon.checks.text import render
     from tcmon.trace.reader import open_run
 
     known = {rule.id for rule in RULES}
@@ -42,7 +42,10 @@ def check(run: Path, *, as_json: bool, fail_on: str | None, ignore: tuple[str, .
     if as_json:
         import orjson
 
-        sys.stdout.write(orjson.dumps(as_objects(result), option=orjson.OPT_INDENT_2).decode() + "\n")
+        from tcmon.report.as_json import finding_as_json
+
+        objects = [finding_as_json(finding) for finding in result.findings]
+        sys.stdout.write(orjson.dumps(objects, option=orjson.OPT_INDENT_2).decode() + "\n")
     else:
         render(result)
     failing = SEVERITIES[: SEVERITIES.index(fail_on) + 1] if fail_on is not None else ()

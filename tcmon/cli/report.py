@@ -60,17 +60,22 @@ def report(
 
 
 def _summary(run: "Run", top: int, *, as_json: bool, no_color: bool) -> None:
+    from tcmon.checks.run import check
     from tcmon.report.summary import summarise
 
     summary = summarise(run, top=top)
+    checked = check(run)
     if as_json:
         from tcmon.report.as_json import as_json as json_of
 
-        _print_json(json_of(summary))
+        _print_json(json_of(summary, findings=checked.findings))
     else:
+        from tcmon.checks.text import brief
         from tcmon.report.text import render
 
-        render(summary, _console(no_color=no_color))
+        console = _console(no_color=no_color)
+        render(summary, console)
+        brief(checked, str(run.path), console)
 
 
 def _step(run: "Run", role: str, n: int, most: int, *, as_json: bool, no_color: bool) -> None:

@@ -94,6 +94,8 @@ class _End:
     def _summarise(self) -> None:
         from rich.console import Console
 
+        from tcmon.checks.run import check
+        from tcmon.checks.text import brief
         from tcmon.report.summary import summarise
         from tcmon.report.text import render
         from tcmon.trace.reader import open_run
@@ -102,7 +104,9 @@ class _End:
             sys.stdout.flush()  # so that the summary comes last where both go to one place
         except Exception:
             pass  # the interpreter, which flushes next, fails too and says so
-        render(summarise(open_run(self._session.run_dir)), Console(file=self._stderr))
+        run, console = open_run(self._session.run_dir), Console(file=self._stderr)
+        render(summarise(run), console)
+        brief(check(run), str(self._session.run_dir), console)
         if self._afterwards is not None:
             self._stderr.write(self._afterwards(self._session))
         self._stderr.flush()

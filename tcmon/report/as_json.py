@@ -3,7 +3,8 @@
 Times are in milliseconds and shares are fractions of one. What can't be known is null.
 """
 
-from collections.abc import Mapping
+import dataclasses
+from collections.abc import Mapping, Sequence
 
 from tcmon.report.onestep import OneStep
 from tcmon.report.summary import (
@@ -15,17 +16,18 @@ from tcmon.report.summary import (
     StepSummary,
     Summary,
 )
+from tcmon.trace.details import Finding
 
 type Json = str | int | float | bool | list["Json"] | dict[str, "Json"] | None
 
 
-def as_json(summary: Summary, *, all_loops: bool = False) -> dict[str, Json]:
+def as_json(summary: Summary, *, all_loops: bool = False, findings: Sequence[Finding] | None = None) -> dict[str, Json]:
     """The whole summary as one object.
 
     `run` holds the facts of the run, `loops` the loops that count steps (every loop with `all_loops`),
     `steps` the figures by role, `functions` those with the most self time over recorded steps,
     `overhead` what watching cost, `dropped` what the trace lacks, `ranks` the figures of each process,
-    and `findings` those of health checks: no check ran, which `checks` says.
+    and `findings` those of health checks, if any ran, which `checks` says.
     """
     main = summary.main
     return {
@@ -37,9 +39,14 @@ def as_json(summary: Summary, *, all_loops: bool = False) -> dict[str, Json]:
         "dropped": _dropped(main),
         "notes": [{"level": each.level, "text": each.text} for each in main.notes],
         "ranks": [_rank(each, all_loops=all_loops) for each in summary.processes],
-        "findings": [],
-        "checks": "not run",
+        "findings": [finding_as_json(each) for each in findings or ()],
+        "checks": "not run" if findings is None else "run",
     }
+
+
+def finding_as_json(finding: Finding) -> dict[str, Json]:
+    """A finding: its fields by name."""
+    return {**dataclasses.asdict(finding), "parameters": list(finding.parameters)}
 
 
 def _run(summary: Summary) -> dict[str, Json]:
