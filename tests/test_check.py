@@ -156,6 +156,20 @@ WRONG = {
             losses(x.clone(), y).backward()
             opt.step()
     """,
+    "same-batch-again, and in all recorded steps": """
+        for x, y in list(batches(1)) * 44:
+            opt.zero_grad()
+            losses(x.clone(), y).backward()
+            opt.step()
+    """,
+    "same-batch-again, by a module beside the loss": """
+        criterion = torch.nn.CrossEntropyLoss()
+        for x, y in [pair for pair in batches() for _ in range(2)]:
+            opt.zero_grad()
+            out, side = net(x.clone())
+            (criterion(out, y) + side.pow(2).mean()).backward()
+            opt.step()
+    """,
     "probabilities-as-logits": """
         for x, y in batches():
             opt.zero_grad()

@@ -460,11 +460,11 @@ class OptimizerMadeAnew:
 
 
 class SameBatchAgain:
-    """Two steps in a row get the same batch, bit for bit, while other steps get other ones.
+    """Two steps in a row get the same batch, bit for bit.
 
-    From the first inputs of the outermost modules in recorded steps that follow each other. Silent where all steps get
-    the same (training on the full batch), and where the program passes the very same tensors again (several passes over
-    one batch on purpose).
+    From the first inputs of the one outermost module that is trained, in recorded steps that follow each other. A hint
+    only where all recorded steps get the same, as in training on the full batch. Silent where the program passes the
+    very same tensors again (several passes over one batch on purpose).
     """
 
     id: ClassVar[str] = "same-batch-again"
@@ -474,12 +474,16 @@ class SameBatchAgain:
         self._hashes: dict[str, set[str]] = {}
         self._again: dict[str, tuple[int, int]] = {}
         self._other: dict[str, int] = {}
+        self._steps = 0
 
     def look(self, facts: StepFacts) -> None:
-        inputs = facts.inputs
-        if facts.step.role != "train" or inputs is None or not facts.states or len(inputs.module) != 1:
+        inputs, modes = facts.inputs, facts.modes
+        if facts.step.role != "train" or inputs is None or modes is None or modes.module != inputs.module:
             return
-        for module, content, reused in zip(inputs.module, inputs.hash, inputs.reused, strict=True):
+        trained = [i for i, stepped in enumerate(modes.stepped) if stepped]
+        for i in trained if len(trained) == 1 else ():
+            self._steps += 1
+            module, content, reused = inputs.module[i], inputs.hash[i], inputs.reused[i]
             if content is None:
                 continue
             n, before = self._last.get(module, (0, ""))
@@ -494,10 +498,10 @@ class SameBatchAgain:
 
     def findings(self, run: RunFacts) -> Iterator[Finding]:
         for module, (n, count) in self._again.items():
-            if len(self._hashes[module]) >= 2 and count >= self._other.get(module, 0):
+            if count >= self._other.get(module, 0) and self._steps >= 3:
                 yield _finding(
                     self.id,
-                    "warning",
+                    "warning" if len(self._hashes[module]) >= 2 else "hint",
                     n,
                     f"{module} got the same batch, bit for bit, in steps {n - 1} and {n}",
                     "every batch is trained on more than once, and the variety of the data is lost",
