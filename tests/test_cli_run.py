@@ -54,7 +54,7 @@ class TestOptions:
             "warmup": 2,
             "eval_interval": 20,
             "eval_warmup": 2,
-            "record": ["calls", "state", "loss"],
+            "record": ["calls", "lines", "state", "loss"],
         }
 
     @pytest.mark.parametrize(

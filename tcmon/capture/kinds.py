@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 
 from tcmon.capture.calls import CallRecorder
+from tcmon.capture.lines import LineRecorder
 from tcmon.capture.loss import LossRecorder
 from tcmon.capture.recorder import Equipment, Recorder
 from tcmon.capture.state import StateRecorder
@@ -12,6 +13,7 @@ from tcmon.capture.state import StateRecorder
 RECORDERS: dict[str, Callable[[Equipment], Recorder]] = {
     "state": StateRecorder,
     "loss": LossRecorder,
+    "lines": LineRecorder,
     "calls": CallRecorder,
 }
 """Makes the recorder of a name. They start in this order and pause in the other: what costs most is on for least."""

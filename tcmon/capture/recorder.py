@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
+from types import CodeType
 from typing import Any, Protocol
 
 from tcmon.capture.landmarks import Landmarks
@@ -12,7 +13,10 @@ from tcmon.trace.names import NameTable
 
 
 class Step(Protocol):
-    """A step while it is recorded. Times are `perf_counter_ns`; `body` and `end` are set when it is finished."""
+    """A step while it is recorded. Times are `perf_counter_ns`; `body` and `end` are set when it is finished.
+
+    `code`, `frame` (its id) and `line` are those of the loop; `code` is None where the steps are no loop's iterations.
+    """
 
     role: str
     n: int
@@ -22,6 +26,9 @@ class Step(Protocol):
     body: int
     end: int
     thread: int
+    code: CodeType | None
+    frame: int
+    line: int
 
 
 class Recorder(Protocol):

@@ -9,6 +9,8 @@ from tcmon.trace.details import Inputs, Loss, Modes, Optimizer, Parameter, State
 from tcmon.trace.reader import Process
 from tcmon.trace.records import Step, Steps
 
+_KINDS = ("parameter", "optimizer", "state", "loss", "modes", "inputs")
+
 
 @dataclass(frozen=True, slots=True)
 class StepFacts:
@@ -53,7 +55,7 @@ def recorded_facts(process: Process, run: RunFacts) -> Iterator[StepFacts]:
     inputs: dict[tuple[str, int], Inputs] = {}
     for times in process.unwritten_steps():
         run.steps[times.role] = max(run.steps.get(times.role, 0), times.n)
-    for record in process.read(calls=False, details=True):
+    for record in process.read(calls=False, details=_KINDS):
         match record:
             case Parameter():
                 parameters[record.id] = record

@@ -6,6 +6,7 @@ Times are in milliseconds and shares are fractions of one. What can't be known i
 import dataclasses
 from collections.abc import Mapping, Sequence
 
+from tcmon.report.anatomy import LineSummary
 from tcmon.report.onestep import OneStep
 from tcmon.report.summary import (
     STEP_ROLES,
@@ -25,9 +26,10 @@ def as_json(summary: Summary, *, all_loops: bool = False, findings: Sequence[Fin
     """The whole summary as one object.
 
     `run` holds the facts of the run, `loops` the loops that count steps (every loop with `all_loops`),
-    `steps` the figures by role, `functions` those with the most self time over recorded steps,
-    `overhead` what watching cost, `dropped` what the trace lacks, `ranks` the figures of each process,
-    and `findings` those of health checks, if any ran, which `checks` says.
+    `steps` the figures by role, `lines` where in the loops' own code the time of recorded steps goes,
+    `functions` those with the most self time over recorded steps, `overhead` what watching cost, `dropped`
+    what the trace lacks, `ranks` the figures of each process, and `findings` those of health checks, if any
+    ran, which `checks` says.
     """
     main = summary.main
     return {
@@ -35,12 +37,25 @@ def as_json(summary: Summary, *, all_loops: bool = False, findings: Sequence[Fin
         "loops": [_loop(each) for each in main.shown_loops(all_loops=all_loops)],
         "steps": _steps(main, all_loops=all_loops),
         "functions": [_function(each) for each in main.functions],
+        "lines": [_line(each) for each in main.lines],
         "overhead": _overhead(main.overhead, main.steps),
         "dropped": _dropped(main),
         "notes": [{"level": each.level, "text": each.text} for each in main.notes],
         "ranks": [_rank(each, all_loops=all_loops) for each in summary.processes],
         "findings": [finding_as_json(each) for each in findings or ()],
         "checks": "not run" if findings is None else "run",
+    }
+
+
+def _line(line: LineSummary) -> dict[str, Json]:
+    return {
+        "role": line.role,
+        "file": line.function.file,
+        "line": line.line,
+        "ms": line.ns / line.steps / 1e6,
+        "share": line.share,
+        "hits": line.hits / line.steps,
+        "recorded_steps": line.steps,
     }
 
 

@@ -8,9 +8,11 @@ from itertools import chain
 from pathlib import Path
 from typing import Final
 
+from tcmon.report.anatomy import LineSummary, LineTimes
 from tcmon.report.state import State, state_of
 from tcmon.report.steptimes import Comparison, Slice, StepLog, compare_recorded, evaluated_within, profile, quantile
 from tcmon.trace.calltree import FunctionTimes, add_calls, lost_function
+from tcmon.trace.details import Lines
 from tcmon.trace.journal import StepTimes
 from tcmon.trace.reader import PendingRows, Process, Reading, Run
 from tcmon.trace.records import (
@@ -140,6 +142,7 @@ class ProcessSummary:
     loops: tuple[LoopSummary, ...]
     steps: Mapping[str, StepSummary]
     functions: tuple[FunctionSummary, ...]
+    lines: tuple[LineSummary, ...]
     calls: int
     raised: int
     overhead: OverheadSummary
@@ -193,7 +196,7 @@ def summarise(run: Run, *, top: int = 10) -> Summary:
 
 def _summarise(process: Process, meta: RunMeta, top: int) -> ProcessSummary:
     gathering = _Gathering(meta.loops if process.pid == meta.pid else (), process.unwritten_steps())
-    reading = process.read()
+    reading = process.read(details=("lines",))
     for record in reading:
         gathering.add(record)
     return gathering.summary(process.pid, process.trace, reading, top)
@@ -208,6 +211,7 @@ class _Gathering:
         self._functions: dict[int, Function] = {}
         self._times: dict[str, FunctionTimes] = {}
         self._recorded_ns: Counter[str] = Counter()
+        self._lines = LineTimes()
         self._pending = PendingRows[Calls]()
         self._calls_dropped = 0
         self._overhead: Overhead | None = None
@@ -220,6 +224,8 @@ class _Gathering:
                 self._pending.add(record)
             case Step():
                 self._add_step(record)
+            case Lines():
+                self._lines.add(record)
             case Steps():
                 self._steps.add_row(record)
             case Function():
@@ -255,6 +261,7 @@ class _Gathering:
             loops=tuple(self._loop(loop) for loop in self._loops.values()),
             steps={role: self._role(role) for role in ROLES},
             functions=self._top(top),
+            lines=self._lines.most(top, self._functions),
             calls=sum(time.calls for time in times),
             raised=sum(time.raised for time in times),
             overhead=OverheadSummary(self._overhead, wall_ns, _share(_cost_ns(self._overhead), wall_ns)),

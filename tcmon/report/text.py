@@ -11,6 +11,7 @@ from rich.table import Table
 from rich.text import Text
 
 from tcmon.report import wording
+from tcmon.report.anatomy import source_line
 from tcmon.report.layout import (
     BAD,
     FAINT,
@@ -33,6 +34,9 @@ _ASCII_BARS: Final = ".:-=+*#@"
 _LABEL_WIDTH: Final = 10
 _PLACE_WIDTH: Final = 16
 _NOTES_SHOWN: Final = 5
+_LINES_SHOWN: Final = 8
+_LEAST_SHARE: Final = 0.005
+_CHANGED: Final = "(its source is gone, or was changed since the run began)"
 
 _HOW_FOUND: Final = {
     "static": "found in its code",
@@ -49,7 +53,15 @@ def render(summary: Summary, console: Console, *, all_loops: bool = False) -> No
     Texts of the watched program appear without anything that a terminal would act on.
     """
     page = _Page(summary, console, all_loops=all_loops)
-    sections = (page.heading(), page.loops(), page.steps(), page.course(), page.functions(), page.costs())
+    sections = (
+        page.heading(),
+        page.loops(),
+        page.steps(),
+        page.course(),
+        page.anatomy(),
+        page.functions(),
+        page.costs(),
+    )
     for section in map(list, sections):
         for part in section:
             show(part, console)
@@ -130,6 +142,31 @@ class _Page:
             if len(slices) + 14 <= self._width:
                 marks.append("  recorded", FAINT)
             yield Padding(marks, (0, 0, 0, 2))
+
+    def anatomy(self) -> Iterator[RenderableType]:
+        """Where in the training loop's own code the time of a recorded step goes."""
+        lines = [each for each in self._main.lines if each.role == "train" and each.share >= _LEAST_SHARE][
+            :_LINES_SHOWN
+        ]
+        if not lines:
+            return
+        yield Text.assemble(("Lines of the training loop", HEADING), ("  per recorded step, calls included", FAINT))
+        rows = table()
+        for head in ("time", "share"):
+            rows.add_column(head, justify="right", no_wrap=True, style=FAINT)
+        rows.add_column("line", no_wrap=True, style=FAINT)
+        rows.add_column("", no_wrap=True)
+        room = self._width - 2 - sum((10, 9, 6))
+        for each in sorted(lines[:_LINES_SHOWN], key=lambda each: each.line):
+            text = source_line(each.function.file, each.line, self._summary.meta.start_unix_ns / 1e9)
+            shown = _CHANGED if text is None else wording.printable(text, self._encoding)
+            rows.add_row(
+                wording.duration(each.ns / each.steps),
+                wording.share(each.share),
+                str(each.line),
+                Text(wording.cropped(shown, max(8, room), self._ellipsis), FAINT if text is None else ""),
+            )
+        yield rows
 
     def functions(self) -> Iterator[RenderableType]:
         # The top by their sums, each in the terms of a step of its role: in that order they read well.

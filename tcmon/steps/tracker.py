@@ -31,7 +31,7 @@ _LOCAL_EVENTS = events.INSTRUCTION | events.PY_RETURN | events.PY_YIELD | events
 class RecordedStep:
     """A step that the sampler picked, from the decision until its end. Times are `perf_counter_ns`."""
 
-    __slots__ = ("begin", "body", "end", "loop", "n", "reason", "role", "stage", "thread")
+    __slots__ = ("begin", "body", "code", "end", "frame", "line", "loop", "n", "reason", "role", "stage", "thread")
 
     def __init__(self, role: str, n: int, loop: int, reason: str, stage: str, begin: int, thread: int) -> None:
         self.role = role
@@ -43,6 +43,10 @@ class RecordedStep:
         self.body = begin
         self.end = begin
         self.thread = thread
+        self.code: CodeType | None = None
+        """The code of the loop, where the loop has a place in it; `frame` is the frame's id, `line` the loop's line."""
+        self.frame = 0
+        self.line = 0
 
 
 def stage_of(role: Role, code: CodeType) -> str:
@@ -761,6 +765,8 @@ class Tracker:
         watched = activation.watched
         step = RecordedStep(watched.role, n, watched.id, reason, activation.stage, activation.begin, activation.thread)
         step.body = activation.body
+        if watched.loop.start >= 0:
+            step.code, step.frame, step.line = watched.code, activation.frame, watched.loop.line
         activation.recorded = step
         self.sink.start(step)
 

@@ -8,7 +8,7 @@ gives the records that are whole, and counts what isn't.
 import mmap
 import os
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Container, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
@@ -42,7 +42,7 @@ LINE_LIMIT: Final = 64 << 20
 
 _LOOP: Final = b'{"kind":"loop"'
 CALLS: Final = b'{"kind":"calls"'
-_DETAILS: Final = tuple(f'{{"kind":"{kind}"'.encode() for kind in details.READERS)
+_DETAILS: Final = {kind: f'{{"kind":"{kind}"'.encode() for kind in details.READERS}
 
 OF_A_STEP: Final = (Calls, Lines, Args, Loss, State, Modes, Buffers, Inputs, Ops, DeviceTime)
 _OF_A_LOOP: Final = (Steps, Step, *OF_A_STEP)
@@ -94,8 +94,11 @@ class Process:
     trace: Path
     pid: int
 
-    def read(self, *, calls: bool = True, details: bool = False) -> "Reading":
-        """The records of the trace, read from its first one on; those of `calls` or `details` only if asked for."""
+    def read(self, *, calls: bool = True, details: bool | Container[str] = False) -> "Reading":
+        """The records of the trace, read from its first one on; those of `calls` or `details` only if asked for.
+
+        `details` may also name the kinds that are wanted.
+        """
         return Reading(self.trace, calls=calls, details=details)
 
     def unwritten_steps(self) -> list[StepTimes]:
@@ -172,9 +175,11 @@ class Reading:
     size: int
     """Bytes read."""
 
-    def __init__(self, trace: Path, *, calls: bool = True, details: bool = False) -> None:
+    def __init__(self, trace: Path, *, calls: bool = True, details: bool | Container[str] = False) -> None:
         self._trace = trace
-        self._skipped = (() if calls else (CALLS,)) + (() if details else _DETAILS)
+        wanted = (_DETAILS if details else ()) if isinstance(details, bool) else details
+        unwanted = tuple(prefix for kind, prefix in _DETAILS.items() if kind not in wanted)
+        self._skipped = (() if calls else (CALLS,)) + unwanted
         self._records = self._pass()
         self.complete = False
         self.damaged = self.unknown = self.cut = self.size = 0
