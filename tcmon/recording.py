@@ -21,7 +21,7 @@ from tcmon.capture.recorder import Equipment, Recorder
 from tcmon.log import log as _log
 from tcmon.monitoring.tool import Tool
 from tcmon.steps.tracker import RecordedStep
-from tcmon.trace.journal import StepJournal
+from tcmon.trace.journal import ROLES, Columns, StepJournal
 from tcmon.trace.names import NameTable
 from tcmon.trace.records import FORMAT
 from tcmon.trace.writer import TraceWriter, steps_records
@@ -50,6 +50,8 @@ class Recording:
         self._trace.write([{"kind": "process", "format": FORMAT, "pid": self._pid, "start_unix_ns": start_unix_ns}])
         self._journal = StepJournal(directory / f"trace-{self._pid}.journal", origin, self._journal_full)
         self.step_times = self._journal.add
+        self.observers: dict[str, Callable[[int, int, int, list[int]], None]] = {}
+        """Told of each recorded step of a role: its number, time, time spent on records, times of others before it."""
 
     def equip(
         self,
@@ -91,8 +93,18 @@ class Recording:
             "thread": step.thread,
         }
         records = [record for recorder in self._recorders for record in recorder.finish(step, facts)]
-        self._write_with_times([*self._names.take_new(), *records, facts])
-        self._write_ns += perf_counter_ns() - begin
+        written = self._write_with_times([*self._names.take_new(), *records, facts])
+        spent = perf_counter_ns() - begin
+        self._write_ns += spent
+        observer = self.observers.get(step.role)
+        if observer is not None:
+            of_role = ROLES.index(step.role)
+            others = [
+                end
+                for code, end, n in zip(written.code, written.end, written.n, strict=True)
+                if code % len(ROLES) == of_role and n != step.n
+            ]
+            observer(step.n, step.end - step.begin, spent, others)
 
     def discard(self, step: RecordedStep) -> None:
         for recorder in self._recorders:
@@ -132,18 +144,19 @@ class Recording:
         self._write_with_times([])
         self._write_ns += perf_counter_ns() - begin
 
-    def _write_with_times(self, before: list[dict[str, Any]], after: Iterable[dict[str, Any]] = ()) -> None:
-        """Write records, between them the step times since the last ones, and the overhead so far."""
+    def _write_with_times(self, before: list[dict[str, Any]], after: Iterable[dict[str, Any]] = ()) -> Columns:
+        """Write records, between them the step times since the last ones (returned), and the overhead so far."""
         if os.getpid() != self._pid:
-            return
+            return Columns([], [], [], [], [], [])
         # Times stay in the journal until the trace has them: a signal's handler may raise at any place.
         try:
             self._flushing.acquire()
             self._forget_written()
-            times = steps_records(self._journal.take())
+            times = self._journal.take()
             self._receipt = object()
-            self._trace.write([*before, *times, self._overhead(), *after], self._receipt)
+            self._trace.write([*before, *steps_records(times), self._overhead(), *after], self._receipt)
             self._forget_written()
+            return times
         finally:
             try:
                 self._flushing.release()

@@ -34,7 +34,7 @@ from tcmon.steps.discovery import Discovery
 from tcmon.steps.evaluation import Evaluation
 from tcmon.steps.manual import Manual
 from tcmon.steps.named import NamedLoops
-from tcmon.steps.sampler import Guarded, Interval, Sampler, Steered
+from tcmon.steps.sampler import Budget, Guarded, Interval, Sampler, Steered
 from tcmon.steps.tracker import Tracker
 from tcmon.trace.directory import make_run_directory
 from tcmon.trace.records import FORMAT
@@ -89,6 +89,9 @@ class Session:
             found=self._loop_found,
             failed=self._failed,
         )
+        for role, steered in self._samplers.items():
+            if steered.observer is not None:
+                self._recording.observers[role] = functools.partial(self._observe, role)
         codebase = Codebase()
         self._confirmation = Confirmation(tracker, codebase, self._loop_found, self._loop_retracted)
         self._discovery = Discovery(
@@ -173,8 +176,14 @@ class Session:
         ended = {"reason": reason, "exit_code": exit_code, "clock_ns": max(0, perf_counter_ns() - self._origin)}
         self._meta["torch"] = _torch_version()
         self._meta["ended"] = ended
+        notes: list[dict[str, Any]] = []
         end = {"kind": "end", **ended, "seen": self._seen(), "hint": self._hint()}
+        for sampler in (steered.observer for steered in self._samplers.values()):
+            if isinstance(sampler, Budget) and sampler.achieved is not None and not told:
+                text = f"of its budget of {sampler.share:.3%} of the time, recording took {sampler.achieved:.3%}"
+                notes.append({"kind": "note", "level": "info", "text": text})
         last_works: tuple[Callable[[], None], ...] = (
+            functools.partial(self._recording.write, notes),
             functools.partial(self._recording.end, end),
             self._recording.close,
             self._write_meta,
@@ -196,6 +205,20 @@ class Session:
             return None
         self._tools.append(tool)
         return Landmarks(tool, self._failed)
+
+    def _observe(self, role: Role, n: int, took_ns: int, spent_ns: int, others_ns: list[int]) -> None:
+        """Tell a sampler that wants to know what recording a step cost, and ask it for the next one at once."""
+        observer = self._samplers[role].observer
+        if observer is None or self._tracker is None:
+            return
+        try:
+            observer.observe(n, took_ns, spent_ns, others_ns)
+        except Exception as error:
+            if is_interruption(error):
+                raise
+            del self._recording.observers[role]
+            warn(f"observe() of the sampler failed and is called no more: {type(error).__name__}", error)
+        self._tracker.counters[role].next = self._samplers[role].next_after(n)
 
     def _guarded(self, role: Role) -> Sampler:
         """The sampler of a role; if it is the user's and fails, the rule of interval and warm-up takes its place."""

@@ -269,6 +269,7 @@ def test_a_script_that_attaches_and_ends_leaves_a_whole_trace(run_python: Run, t
         (["--steps", "2,4:5"], {2: "window", 4: "window", 5: "window"}),
         (["--every", "3600"], {1: "every"}),
         (["--ratio", "1"], dict.fromkeys(range(1, 8), "ratio")),
+        (["--budget", "100%"], dict.fromkeys(range(3, 8), "budget")),
         (["--steps", "3", "--every", "3600"], {1: "every", 3: "window"}),
     ],
 )
@@ -279,3 +280,12 @@ def test_samplers_of_the_command_line(
     run_tcmon(["run", "--quiet", "--out", "run", *options, "train.py"], tmp_path)
     recorded = open_run(tmp_path / "run").processes[0].recorded_steps()
     assert {each.step.n: each.step.reason for each in recorded} == reasons
+
+
+def test_a_budget_says_what_it_spent(run_tcmon: Run, tmp_path: Path) -> None:
+    (tmp_path / "train.py").write_text(LOOP + "train(500, -1, None)\n")
+    done = run_tcmon(["run", "--out", "run", "--budget", "5%", "train.py"], tmp_path)
+    assert "of its budget of 5.000% of the time, recording took" in " ".join(done.stderr.split())
+    recorded = [each.step.n for each in open_run(tmp_path / "run").processes[0].recorded_steps()]
+    assert recorded[0] == 3
+    assert len(recorded) < 50

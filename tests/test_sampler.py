@@ -1,10 +1,13 @@
 """The rule by which steps are picked."""
 
+from collections.abc import Sequence
+from itertools import pairwise
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tcmon.samplers import AllOf, Always, AnyOf, Every, Interval, Never, Ratio, Sampler, Steps
+from tcmon.samplers import AllOf, Always, AnyOf, Budget, Every, Interval, Never, Ratio, Sampler, Steps
 from tcmon.steps.sampler import NEVER
 
 
@@ -134,3 +137,51 @@ def test_time_picks_the_first_step_and_then_one_in_so_many_seconds(monkeypatch: 
 def test_senseless_samplers_are_refused(kind: type[Every | Ratio], value: float) -> None:
     with pytest.raises(ValueError, match="must"):
         kind(value)
+
+
+def spend(budget: Budget, usual: Sequence[int], costs: Sequence[int]) -> tuple[list[int], float]:
+    """Simulate a run: which steps a budget records, and the share of the time that this takes."""
+    n, recorded, passed, spent = 0, [], 0, 0
+    others: list[int] = []
+    following = budget.next_after(0)
+    for n, (step, cost) in enumerate(zip(usual, costs, strict=True), 1):
+        if n >= following and budget.reason(n):
+            recorded.append(n)
+            budget.observe(n, step + cost // 2, cost - cost // 2, others)
+            others = []
+            spent += cost
+            following = budget.next_after(n)
+        else:
+            others.append(step)
+        passed += step
+    return recorded, spent / (passed + spent)
+
+
+@given(st.floats(0.002, 0.2), st.integers(10_000, 10**8), st.floats(0.1, 10), st.lists(st.floats(0.7, 1.4), min_size=9))
+def test_a_budget_is_kept_and_used(share: float, step: int, cost: float, noise: list[float]) -> None:
+    # Long enough for the probe's cost to be a small part of the budget.
+    count = min(60_000, int(40 * (1 + cost) / share))
+    usual = [round(step * noise[n % len(noise)]) for n in range(count)]
+    recorded, spent = spend(Budget(share), usual, [round(step * cost)] * count)
+    assert recorded[0] == 3
+    assert spent <= 1.5 * share + (1 + cost) / count
+    assert spent >= 0.5 * share or len(recorded) >= count / 2
+
+
+@pytest.mark.parametrize("factor", [0.1, 10.0])
+def test_a_budget_follows_when_steps_take_another_time(factor: float) -> None:
+    usual = [1_000_000] * 20_000 + [round(1_000_000 * factor)] * 20_000
+    recorded, spent = spend(Budget(0.01), usual, [500_000] * len(usual))
+    assert 0.005 < spent < 0.015
+    later = [n for n in recorded if n > 21_000]
+    gaps = [b - a for a, b in pairwise(later)]
+    assert gaps
+    assert max(gaps) < 10 * min(gaps)
+
+
+def test_a_budget_can_be_combined() -> None:
+    both = Budget(0.5) | Steps("7")
+    recorded = [n for n in range(1, 10) if both.reason(n)]
+    assert recorded == [3, 7]
+    both.observe(3, 2_000, 1_000, [1_000] * 2)
+    assert both.next_after(3) <= 7

@@ -35,6 +35,10 @@ def _at_least(least: int) -> Callable[[Context, Parameter, str | None], int | No
     return convert
 
 
+def _share(value: str) -> float:
+    return float(value.removesuffix("%")) / 100 if value.endswith("%") else float(value)
+
+
 def _sampler(name: str, convert: Callable[[str], Any]) -> Callable[[Context, Parameter, str | None], Any]:
     def make(context: Context, option: Parameter, value: str | None) -> Any:
         if value is None:
@@ -104,6 +108,12 @@ def _recordable(context: Context, option: Parameter, value: str) -> tuple[str, .
     help="Record these training steps instead, as in 1,5,100:120.",
 )
 @click.option(
+    "--budget",
+    metavar="SHARE",
+    callback=_sampler("Budget", _share),
+    help="Record as often as this share of the time allows instead, as in 1%.",
+)
+@click.option(
     "--every",
     metavar="SECONDS",
     callback=_sampler("Every", float),
@@ -112,7 +122,7 @@ def _recordable(context: Context, option: Parameter, value: str) -> tuple[str, .
 @click.option(
     "--ratio",
     metavar="SHARE",
-    callback=_sampler("Ratio", float),
+    callback=_sampler("Ratio", _share),
     help="Record a random share of the training steps instead, as in 0.05.",
 )
 @click.option("--train-loop", metavar="FILE:LINE", help="The training loop, by the line of its for or while.")
@@ -147,6 +157,7 @@ def run(
     log_level: str,
     quiet: bool,
     steps: Any,
+    budget: Any,
     every: Any,
     ratio: Any,
     **options: Any,
@@ -158,7 +169,7 @@ def run(
     """
     if not program:
         raise click.UsageError("there is no program to run; give a Python script, or -m and a module")
-    for sampler in (steps, every, ratio):
+    for sampler in (steps, budget, every, ratio):
         if sampler is not None:
             options["sampler"] = options["sampler"] | sampler if "sampler" in options else sampler
     return partial(_run, program, as_module, log_level, quiet, options)

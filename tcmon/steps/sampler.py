@@ -12,11 +12,16 @@ from __future__ import annotations
 from bisect import bisect_left
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from math import ceil
+from statistics import median
 from time import perf_counter_ns
 from typing import Protocol, runtime_checkable
 
 NEVER = 1 << 62
 """As the next step: none."""
+_PROBE = 3
+"""The step that a budget records first: the first ones are often slower than the rest."""
+_LONGEST_WAIT = 1_000_000
 _MOST_TRIES = 10
 """How far `next_after` searches before it names a step that may turn out not to be recorded."""
 
@@ -30,6 +35,14 @@ class Sampler(Protocol):
 
     def next_after(self, n: int) -> int:
         """The smallest step greater than `n` for which `reason` may be given; the steps between are not asked for."""
+
+
+@runtime_checkable
+class Observer(Protocol):
+    """A sampler that wants to know what recording costs."""
+
+    def observe(self, n: int, took_ns: int, spent_ns: int, others_ns: list[int]) -> None:
+        """See `Budget.observe`. Called once after each recorded step, before the next one is chosen."""
 
 
 class Combinable:
@@ -198,6 +211,58 @@ class Ratio(Combinable):
         return mixed ^ mixed >> 31
 
 
+class Budget(Combinable):
+    """Record as often as a share of the run's time allows: `Budget(0.01)` spends about 1 % of it on recording.
+
+    What a recorded step costs is measured in the run: its time beyond that of the steps around it, and the time in
+    which its records were written. The next step to record is the first at which all that was spent so far, and one
+    more such step, stay within the share of the time that has passed by then. The third step is recorded as a probe,
+    so that a short run may spend more. Costs nothing on the steps between. Raises `ValueError` unless `share` lies
+    above 0 and up to 1.
+    """
+
+    __slots__ = ("_cost", "_next", "_passed", "_spent", "_usual", "share")
+
+    def __init__(self, share: float) -> None:
+        if not 0 < share <= 1:
+            raise ValueError(f"share must lie above 0 and up to 1, not {share}")
+        self.share = share
+        self._next = _PROBE
+        self._spent = 0.0
+        self._passed = 0.0
+        self._cost: float | None = None
+        self._usual: float | None = None
+
+    def reason(self, n: int) -> str | None:
+        return "budget" if n == self._next else None
+
+    def next_after(self, n: int) -> int:
+        return max(n + 1, self._next) if self._next > n else NEVER
+
+    def observe(self, n: int, took_ns: int, spent_ns: int, others_ns: list[int]) -> None:
+        """Step `n` was recorded and took `took_ns`; then `spent_ns` were spent on its records.
+
+        `others_ns` are the times of the steps since the recorded one before, which were not recorded.
+        """
+        if others_ns:
+            self._usual = median(others_ns)
+        self._passed += sum(others_ns) + took_ns + spent_ns
+        usual = self._usual if self._usual is not None else took_ns
+        cost = max(0.0, took_ns - usual) + spent_ns
+        self._spent += cost
+        self._cost = cost if self._cost is None else max(cost, 0.7 * self._cost + 0.3 * cost)
+        wait = ((self._spent + self._cost) / self.share - self._passed) / max(usual, 1.0)
+        self._next = n + max(1, min(ceil(wait), _LONGEST_WAIT))
+
+    @property
+    def achieved(self) -> float | None:
+        """The share of the time up to the last recorded step that recording took; None before there is one."""
+        return self._spent / self._passed if self._passed else None
+
+    def __repr__(self) -> str:
+        return f"Budget(share={self.share})"
+
+
 class AnyOf(Combinable):
     """Record what any of some samplers records, for the reason of the first that does."""
 
@@ -213,6 +278,9 @@ class AnyOf(Combinable):
 
     def next_after(self, n: int) -> int:
         return min(sampler.next_after(n) for sampler in self.samplers)
+
+    def observe(self, n: int, took_ns: int, spent_ns: int, others_ns: list[int]) -> None:
+        _tell(self.samplers, n, took_ns, spent_ns, others_ns)
 
     def __repr__(self) -> str:
         return " | ".join(map(repr, self.samplers))
@@ -238,8 +306,17 @@ class AllOf(Combinable):
             n = following - 1
         return n + 1
 
+    def observe(self, n: int, took_ns: int, spent_ns: int, others_ns: list[int]) -> None:
+        _tell(self.samplers, n, took_ns, spent_ns, others_ns)
+
     def __repr__(self) -> str:
         return " & ".join(f"({each!r})" if isinstance(each, AnyOf) else repr(each) for each in self.samplers)
+
+
+def _tell(samplers: tuple[Sampler, ...], n: int, took_ns: int, spent_ns: int, others_ns: list[int]) -> None:
+    for sampler in samplers:
+        if isinstance(sampler, Observer):
+            sampler.observe(n, took_ns, spent_ns, others_ns)
 
 
 class Steered:
@@ -252,6 +329,12 @@ class Steered:
         self._until = 0
         self.paused = False
         """Whether no step is recorded at all."""
+
+    @property
+    def observer(self) -> Observer | None:
+        """The sampler that decides, if it wants to know what recording costs."""
+        sampler = self._sampler.sampler if isinstance(self._sampler, Guarded) else self._sampler
+        return sampler if isinstance(sampler, Observer) else None
 
     def record_until(self, n: int) -> None:
         """Record all steps up to `n`, whatever the sampler says."""
@@ -273,33 +356,33 @@ class Guarded:
     `failed` is then called with what went wrong, in words.
     """
 
-    __slots__ = ("_failed", "_instead", "_sampler")
+    __slots__ = ("_failed", "_instead", "sampler")
 
     def __init__(self, sampler: Sampler, instead: Sampler, failed: Callable[[str, Exception | None], None]) -> None:
-        self._sampler = sampler
+        self.sampler = sampler
         self._instead = instead
         self._failed = failed
 
     def reason(self, n: int) -> str | None:
         try:
-            reason = self._sampler.reason(n)
+            reason = self.sampler.reason(n)
             if reason is None or type(reason) is str:
                 return reason
             self._give_up(f"reason({n}) gave neither a text nor None", None)
         except Exception as error:
             self._give_up(f"reason({n}) raised {type(error).__name__}", error)
-        return self._sampler.reason(n)
+        return self.sampler.reason(n)
 
     def next_after(self, n: int) -> int:
         try:
-            following = self._sampler.next_after(n)
+            following = self.sampler.next_after(n)
             if type(following) is int and following > n:
                 return following
             self._give_up(f"next_after({n}) gave no step after {n}", None)
         except Exception as error:
             self._give_up(f"next_after({n}) raised {type(error).__name__}", error)
-        return self._sampler.next_after(n)
+        return self.sampler.next_after(n)
 
     def _give_up(self, what: str, error: Exception | None) -> None:
-        self._sampler = self._instead
+        self.sampler = self._instead
         self._failed(what, error)
