@@ -1,21 +1,23 @@
 """A low-overhead monitor for PyTorch training that needs no change to the program."""
 
 import sys
-from typing import TYPE_CHECKING, Any
 
 from tcmon.control import STAGES, annotate_stage, start_eval_step, start_step, step
 
 __version__ = "0.1.0"
 __all__ = ["STAGES", "annotate_stage", "attach", "samplers", "start_eval_step", "start_step", "step"]
 
+# This, `control` and `__main__` are read before the folder of the command is out of the way (`python -m tcmon`), where
+# the program may have modules with any name, and by Pythons too old for tcmon: nothing else is imported here.
+TYPE_CHECKING = False
 if TYPE_CHECKING:
+    from typing import Any
+
     from tcmon import samplers
     from tcmon.attached import Attached
 
-# A Python too old for tcmon gets to see this, `control` and `__main__` before it is told so.
 
-
-def attach(**options: Any) -> "Attached":
+def attach(**options: "Any") -> "Attached":
     """Watch this process from now on, until `detach()` of what this returns; also as `with tcmon.attach() as run:`.
 
     It works before training or in the midst of it, in any thread; the loops that run already count from their next

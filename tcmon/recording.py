@@ -49,9 +49,21 @@ class Recording:
         self._trace = TraceWriter(directory / f"trace-{self._pid}.jsonl")
         self._trace.write([{"kind": "process", "format": FORMAT, "pid": self._pid, "start_unix_ns": start_unix_ns}])
         self._journal = StepJournal(directory / f"trace-{self._pid}.journal", origin, self._journal_full)
-        self.step_times = self._journal.add
+        self.step_times: Callable[[int, int, int, int, int, int], None] = self._journal.add
         self.observers: dict[str, Callable[[int, int, int, list[int]], None]] = {}
         """Told of each recorded step of a role: its number, time, time spent on records, times of others before it."""
+
+    def watch_every_step(self, role: str, watch: Callable[[int, int], None]) -> None:
+        """Call `watch` with number and time of each step of a role, recorded or not. Before any loop is watched."""
+        add = self.step_times
+        of_role, roles = ROLES.index(role), len(ROLES)
+
+        def add_and_tell(loop: int, code: int, n: int, begin: int, body: int, end: int) -> None:
+            add(loop, code, n, begin, body, end)
+            if code % roles == of_role:
+                watch(n, end - begin)
+
+        self.step_times = add_and_tell
 
     def equip(
         self,

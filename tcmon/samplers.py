@@ -3,6 +3,32 @@
 An object of your own does as well: see `Sampler` for its two methods.
 """
 
-from tcmon.steps.sampler import AllOf, Always, AnyOf, Budget, Every, Interval, Never, Ratio, Sampler, Steps
+from tcmon.steps.sampler import (
+    AllOf,
+    Always,
+    AnyOf,
+    Budget,
+    Every,
+    Interval,
+    Never,
+    OnSignal,
+    Ratio,
+    Sampler,
+    Slow,
+    Steps,
+)
 
-__all__ = ["AllOf", "Always", "AnyOf", "Budget", "Every", "Interval", "Never", "Ratio", "Sampler", "Steps"]
+__all__ = [
+    "AllOf",
+    "Always",
+    "AnyOf",
+    "Budget",
+    "Every",
+    "Interval",
+    "Never",
+    "OnSignal",
+    "Ratio",
+    "Sampler",
+    "Slow",
+    "Steps",
+]

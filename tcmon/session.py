@@ -36,6 +36,7 @@ from tcmon.steps.manual import Manual
 from tcmon.steps.named import NamedLoops
 from tcmon.steps.sampler import Budget, Guarded, Interval, Sampler, Steered
 from tcmon.steps.tracker import Tracker
+from tcmon.steps.triggers import Triggers
 from tcmon.trace.directory import make_run_directory
 from tcmon.trace.records import FORMAT
 from tcmon.trace.secrets import masked
@@ -89,6 +90,7 @@ class Session:
             found=self._loop_found,
             failed=self._failed,
         )
+        self._triggers = Triggers(self._samplers, tracker.counters, self._recording.watch_every_step)
         for role, steered in self._samplers.items():
             if steered.observer is not None:
                 self._recording.observers[role] = functools.partial(self._observe, role)
@@ -172,6 +174,7 @@ class Session:
         told = self._state is _State.FAILED
         self._state = _State.FINISHED
         self._release()
+        self._triggers.close()
         atexit.unregister(self.finish)
         ended = {"reason": reason, "exit_code": exit_code, "clock_ns": max(0, perf_counter_ns() - self._origin)}
         self._meta["torch"] = _torch_version()

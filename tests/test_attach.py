@@ -289,3 +289,47 @@ def test_a_budget_says_what_it_spent(run_tcmon: Run, tmp_path: Path) -> None:
     recorded = [each.step.n for each in open_run(tmp_path / "run").processes[0].recorded_steps()]
     assert recorded[0] == 3
     assert len(recorded) < 50
+
+
+def test_steps_after_a_slow_one_are_recorded(run_dir: Path) -> None:
+    source = LOOP.replace("loss.backward()", "time.sleep(0.03 if batch in (15, 30) else 0.001); loss.backward()", 1)
+    names = program("import time\n" + source)
+    with tcmon.attach(sampler=tcmon.samplers.Slow(factor=6, steps=2) | tcmon.samplers.Steps("3"), out=run_dir):
+        in_thread(names["train"], 40, -1, None)
+    recorded = {each.step.n: each.step.reason for each in open_run(run_dir).processes[0].recorded_steps()}
+    # Step 16 is the slow one. A busy machine may make others slow.
+    assert recorded[3] == "window"
+    assert {17, 18, 32, 33} <= {n for n, reason in recorded.items() if reason == "slow"}
+    assert len(recorded) < 30
+
+
+SIGNALLED = (
+    LOOP
+    + """
+import os, signal, sys
+heard = []
+signal.signal(signal.SIGUSR1, lambda number, frame: heard.append(number))
+import tcmon
+run = tcmon.attach(sampler=tcmon.samplers.OnSignal(steps=2), out="run")
+train(30, 9, lambda: os.kill(os.getpid(), signal.SIGUSR1))
+run.detach()
+os.kill(os.getpid(), signal.SIGUSR1)
+print(heard == [signal.SIGUSR1] * 2, signal.getsignal(signal.SIGUSR1).__name__)
+"""
+)
+
+
+def test_a_signal_asks_for_the_next_steps_and_still_reaches_the_program(run_python: Run, tmp_path: Path) -> None:
+    (tmp_path / "train.py").write_text(SIGNALLED)
+    assert run_python(["train.py"], tmp_path).stdout == "True <lambda>\n"
+    recorded = {each.step.n: each.step.reason for each in open_run(tmp_path / "run").processes[0].recorded_steps()}
+    assert recorded == {11: "signal", 12: "signal"}
+
+
+@pytest.mark.parametrize(
+    ("kind", "values"),
+    [("Slow", {"factor": 1}), ("Slow", {"steps": 0}), ("OnSignal", {"number": 999}), ("OnSignal", {"steps": 0})],
+)
+def test_senseless_triggers_are_refused(kind: str, values: dict[str, int]) -> None:
+    with pytest.raises(ValueError, match=r"must be|is not a valid"):
+        getattr(tcmon.samplers, kind)(**values)

@@ -9,8 +9,9 @@ All but `Every` are functions of the step's number alone, so that all ranks of a
 
 from __future__ import annotations
 
+import signal
 from bisect import bisect_left
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from math import ceil
 from statistics import median
@@ -21,6 +22,8 @@ NEVER = 1 << 62
 """As the next step: none."""
 _PROBE = 3
 """The step that a budget records first: the first ones are often slower than the rest."""
+_SETTLING = 10
+_PACE = 0.02
 _LONGEST_WAIT = 1_000_000
 _MOST_TRIES = 10
 """How far `next_after` searches before it names a step that may turn out not to be recorded."""
@@ -43,6 +46,22 @@ class Observer(Protocol):
 
     def observe(self, n: int, took_ns: int, spent_ns: int, others_ns: list[int]) -> None:
         """See `Budget.observe`. Called once after each recorded step, before the next one is chosen."""
+
+
+@runtime_checkable
+class Watcher(Protocol):
+    """A sampler that looks at every step."""
+
+    def watch(self, n: int, took_ns: int) -> bool:
+        """Step `n` is over, recorded or not. Whether a step is chosen by that, so that it must be asked again."""
+
+
+def parts(sampler: Sampler) -> Iterator[Sampler]:
+    """A sampler and those that it is made of."""
+    yield sampler
+    if isinstance(sampler, AnyOf | AllOf):
+        for each in sampler.samplers:
+            yield from parts(each)
 
 
 class Combinable:
@@ -263,6 +282,86 @@ class Budget(Combinable):
         return f"Budget(share={self.share})"
 
 
+class Slow(Combinable):
+    """Record the next `steps` steps after one that took more than `factor` times the usual.
+
+    The usual time is a running median of all steps, that moves by a little with each (stochastic approximation; Robbins
+    and Monro, 1951); the first ten steps only set it. Looks at every step, recorded or not, at the cost of a call each.
+    Ranks of one run record different steps. Raises `ValueError` unless `factor` is above 1 and `steps` at least 1.
+    """
+
+    __slots__ = ("_first", "_seen", "_until", "_usual", "factor", "steps")
+
+    def __init__(self, factor: float = 3.0, steps: int = 1) -> None:
+        if not 1 < factor < 1e9:
+            raise ValueError(f"factor must be above 1, not {factor}")
+        if steps < 1:
+            raise ValueError(f"steps must be at least 1, not {steps}")
+        self.factor = factor
+        self.steps = steps
+        self._first: list[int] = []
+        self._usual = 0.0
+        self._seen = 0
+        self._until = 0
+
+    def reason(self, n: int) -> str | None:
+        return "slow" if n <= self._until else None
+
+    def next_after(self, n: int) -> int:
+        return n + 1 if n < self._until else NEVER
+
+    def watch(self, n: int, took_ns: int) -> bool:
+        """Step `n` is over. Whether a step is chosen by that."""
+        self._seen += 1
+        if self._seen <= _SETTLING:
+            self._first.append(took_ns)
+            self._usual = median(self._first)
+        slow = self._seen > _SETTLING and took_ns > self.factor * self._usual
+        step = max(self._usual * _PACE, 1.0)
+        self._usual += step if took_ns > self._usual else -step
+        if slow:
+            self._until = n + self.steps
+        return slow
+
+    def __repr__(self) -> str:
+        return f"Slow(factor={self.factor}, steps={self.steps})"
+
+
+class OnSignal(Combinable):
+    """Record the next `steps` training steps when the process gets a signal, as by `kill -USR1 PID`.
+
+    The handler is installed when a session begins in the main thread, hands on to the one that was there, and is taken
+    back at its end if the program has not put another in its place. Raises `ValueError` if `number` is no signal or
+    `steps` is less than 1.
+    """
+
+    __slots__ = ("_asked", "_until", "number", "steps")
+
+    def __init__(self, number: int = signal.SIGUSR1, steps: int = 1) -> None:
+        self.number = signal.Signals(number)
+        if steps < 1:
+            raise ValueError(f"steps must be at least 1, not {steps}")
+        self.steps = steps
+        self._asked = False
+        self._until = 0
+
+    def ask(self) -> None:
+        """The signal is there: the next steps are recorded."""
+        self._asked = True
+
+    def reason(self, n: int) -> str | None:
+        if self._asked:
+            self._asked = False
+            self._until = n + self.steps - 1
+        return "signal" if n <= self._until else None
+
+    def next_after(self, n: int) -> int:
+        return n + 1 if self._asked or n < self._until else NEVER
+
+    def __repr__(self) -> str:
+        return f"OnSignal({self.number.name}, steps={self.steps})"
+
+
 class AnyOf(Combinable):
     """Record what any of some samplers records, for the reason of the first that does."""
 
@@ -331,10 +430,14 @@ class Steered:
         """Whether no step is recorded at all."""
 
     @property
+    def chosen(self) -> Sampler:
+        """The sampler that decides unless the user does."""
+        return self._sampler.sampler if isinstance(self._sampler, Guarded) else self._sampler
+
+    @property
     def observer(self) -> Observer | None:
-        """The sampler that decides, if it wants to know what recording costs."""
-        sampler = self._sampler.sampler if isinstance(self._sampler, Guarded) else self._sampler
-        return sampler if isinstance(sampler, Observer) else None
+        """That sampler, if it wants to know what recording costs."""
+        return self.chosen if isinstance(self.chosen, Observer) else None
 
     def record_until(self, n: int) -> None:
         """Record all steps up to `n`, whatever the sampler says."""
