@@ -9,7 +9,7 @@ from typing import Any
 from tcmon.analysis.roles import Role
 from tcmon.recordable import DEFAULT, RECORDABLE
 from tcmon.steps.named import NamedLoop
-from tcmon.steps.sampler import Combinable, Interval, Sampler
+from tcmon.steps.sampler import Always, Combinable, Interval, Sampler
 
 
 @dataclasses.dataclass(frozen=True)
@@ -18,9 +18,11 @@ class Options:
 
     Step n of training is recorded when `n < warmup` or `(n - warmup) % interval == 0`; evaluation steps are counted
     apart, under the same rule with `eval_interval` and `eval_warmup` (None: as for training). A `sampler` or
-    `eval_sampler` decides in the place of the rule. `record` names what is kept of these steps. `out` is the run
-    directory, None for a new one under `tcmon-runs`. `train_loop` and `eval_loop` name a loop as "FILE:LINE" (the line
-    of its `for` or `while`) in the place of those that would be found. Raises `ValueError` or `TypeError` naming
+    `eval_sampler` decides in the place of the rule. `record` names what is kept of these steps. With `flight`, recorded
+    steps are held in memory, that many at most, and written only after an uncaught exception, an interrupt, SIGTERM or
+    a hang: no step for `hang_after` seconds (None: not watched for), of which a note is made in any case. `out` is the
+    run directory, None for a new one under `tcmon-runs`. `train_loop` and `eval_loop` name a loop as "FILE:LINE" (the
+    line of its `for` or `while`) in the place of those that would be found. Raises `ValueError` or `TypeError` naming
     argument and value.
     """
 
@@ -31,6 +33,8 @@ class Options:
     sampler: Sampler | None = None
     eval_sampler: Sampler | None = None
     record: tuple[str, ...] = DEFAULT
+    flight: int | None = None
+    hang_after: float | None = None
     out: Path | None = None
     train_loop: str | None = None
     eval_loop: str | None = None
@@ -44,6 +48,16 @@ class Options:
                 raise TypeError(f"{name} must be a whole number, not {value!r}")
             if value < least:
                 raise ValueError(f"{name} must be at least {least}, not {value}")
+        if self.flight is not None:
+            if type(self.flight) is not int:
+                raise TypeError(f"flight must be a whole number, not {self.flight!r}")
+            if self.flight < 1:
+                raise ValueError(f"flight must be at least 1, not {self.flight}")
+        if self.hang_after is not None:
+            if type(self.hang_after) not in (int, float):
+                raise TypeError(f"hang_after must be a number of seconds, not {self.hang_after!r}")
+            if not 0 < self.hang_after < 1e9:
+                raise ValueError(f"hang_after must be more than 0, not {self.hang_after}")
         for name in ("sampler", "eval_sampler"):
             sampler = getattr(self, name)
             if sampler is not None and (isinstance(sampler, type) or not isinstance(sampler, Sampler)):
@@ -69,6 +83,8 @@ class Options:
     def sampler_for(self, role: Role) -> Sampler:
         """The sampler for the steps of `role`."""
         chosen = self.sampler if role is Role.TRAIN else self.eval_sampler
+        if chosen is None and self.flight is not None:
+            return Always()  # what happened in the last steps is asked for
         return chosen if chosen is not None else self.interval_for(role)
 
     def named_loops(self) -> tuple[NamedLoop, ...]:
@@ -83,8 +99,14 @@ class Options:
             for name, sampler in (("sampler", self.sampler), ("eval_sampler", self.eval_sampler))
             if sampler is not None
         }
+        others = {
+            name: value
+            for name, value in (("flight", self.flight), ("hang_after", self.hang_after))
+            if value is not None
+        }
         return {
             **samplers,
+            **others,
             "interval": training.interval,
             "warmup": training.warmup,
             "eval_interval": evaluation.interval,

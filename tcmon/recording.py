@@ -21,10 +21,11 @@ from tcmon.capture.recorder import Equipment, Recorder
 from tcmon.log import log as _log
 from tcmon.monitoring.tool import Tool
 from tcmon.steps.tracker import RecordedStep
+from tcmon.trace.flight import Flight
 from tcmon.trace.journal import ROLES, Columns, StepJournal
 from tcmon.trace.names import NameTable
 from tcmon.trace.records import FORMAT
-from tcmon.trace.writer import TraceWriter, steps_records
+from tcmon.trace.writer import TraceWriter, lines, steps_records
 
 
 class Recording:
@@ -42,6 +43,7 @@ class Recording:
         self._flushing = threading.RLock()
         self._receipt: object = None
         self._recorders: list[Recorder] = []
+        self._flight: Flight | None = None
         self._calls: CallRecorder | None = None
         self._names = NameTable(Returned, Yielded)
         self._switch_ns = 0
@@ -64,6 +66,21 @@ class Recording:
                 watch(n, end - begin)
 
         self.step_times = add_and_tell
+
+    def hold_back(self, steps: int) -> None:
+        """Write recorded steps only when `release_held` is called, and no more than the last `steps` of them."""
+        self._flight = Flight(steps)
+
+    def release_held(self, why: str) -> None:
+        """Write the recorded steps that are held back, because of `why`."""
+        if self._flight is None or os.getpid() != self._pid:
+            return
+        held, count, lost = self._flight.take()
+        if count:
+            gone = f"; {lost} before them are not kept" if lost else ""
+            text = f"the last {count} recorded steps were written because of {why}{gone}"
+            self._trace.append(held)
+            self.write([{"kind": "note", "level": "info", "text": text}])
 
     def equip(
         self,
@@ -105,7 +122,11 @@ class Recording:
             "thread": step.thread,
         }
         records = [record for recorder in self._recorders for record in recorder.finish(step, facts)]
-        written = self._write_with_times([*self._names.take_new(), *records, facts])
+        if self._flight is None:
+            written = self._write_with_times([*self._names.take_new(), *records, facts])
+        else:
+            self._flight.hold(lines([*records, facts]))
+            written = self._write_with_times(self._names.take_new())
         spent = perf_counter_ns() - begin
         self._write_ns += spent
         observer = self.observers.get(step.role)

@@ -22,6 +22,7 @@ from tcmon import __version__
 from tcmon.analysis.roles import Proposal, Role
 from tcmon.capture.landmarks import Landmarks
 from tcmon.errors import TcmonError
+from tcmon.hang import HangWatch
 from tcmon.log import log as _log
 from tcmon.log import warn
 from tcmon.monitoring.interruptions import hand_on, is_interruption
@@ -107,6 +108,12 @@ class Session:
             self._loop_found,
             self._failed,
         )
+        if options.flight is not None:
+            self._recording.hold_back(options.flight)
+            self._triggers.before_the_end(functools.partial(self._recording.release_held, "SIGTERM"))
+        self._hang_watch = None
+        if options.hang_after is not None:
+            self._hang_watch = HangWatch(options.hang_after, lambda: tracker.callbacks, self._hung)
         _sessions.add(self)
         # Callbacks that outlive the modules they use would be heard of at the end of the interpreter.
         atexit.register(self.finish, reason="exit", exit_code=None)
@@ -175,6 +182,8 @@ class Session:
         self._state = _State.FINISHED
         self._release()
         self._triggers.close()
+        if self._hang_watch is not None:
+            self._hang_watch.stop()
         atexit.unregister(self.finish)
         ended = {"reason": reason, "exit_code": exit_code, "clock_ns": max(0, perf_counter_ns() - self._origin)}
         self._meta["torch"] = _torch_version()
@@ -185,7 +194,12 @@ class Session:
             if isinstance(sampler, Budget) and sampler.achieved is not None and not told:
                 text = f"of its budget of {sampler.share:.3%} of the time, recording took {sampler.achieved:.3%}"
                 notes.append({"kind": "note", "level": "info", "text": text})
+        if reason in ("exception", "interrupt"):
+            first: Callable[[], None] = functools.partial(self._recording.release_held, f"an {reason}")
+        else:
+            first = functools.partial(self._recording.write, [])
         last_works: tuple[Callable[[], None], ...] = (
+            first,
             functools.partial(self._recording.write, notes),
             functools.partial(self._recording.end, end),
             self._recording.close,
@@ -208,6 +222,15 @@ class Session:
             return None
         self._tools.append(tool)
         return Landmarks(tool, self._failed)
+
+    def _hung(self, note: dict[str, Any]) -> None:
+        """There was no step for long; called in a thread of its own."""
+        warn(note["text"])
+        try:
+            self._recording.write([note])
+            self._recording.release_held("a hang")
+        except OSError as error:
+            warn(f"what is known of the hang could not be written: {_reason(error)}", error)
 
     def _observe(self, role: Role, n: int, took_ns: int, spent_ns: int, others_ns: list[int]) -> None:
         """Tell a sampler that wants to know what recording a step cost, and ask it for the next one at once."""

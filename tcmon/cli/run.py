@@ -125,6 +125,18 @@ def _recordable(context: Context, option: Parameter, value: str) -> tuple[str, .
     callback=_sampler("Ratio", _share),
     help="Record a random share of the training steps instead, as in 0.05.",
 )
+@click.option(
+    "--flight",
+    metavar="N",
+    callback=_at_least(1),
+    help="Record all steps, but only in memory; write the last N after an exception, SIGTERM or a hang.",
+)
+@click.option(
+    "--hang-after",
+    metavar="SECONDS",
+    type=click.FloatRange(0, min_open=True),
+    help="Note where all threads stand when there was no step for so long.",
+)
 @click.option("--train-loop", metavar="FILE:LINE", help="The training loop, by the line of its for or while.")
 @click.option("--eval-loop", metavar="FILE:LINE", help="The evaluation loop, likewise.")
 @click.option(

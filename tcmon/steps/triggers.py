@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import signal
 import threading
 from collections.abc import Callable, Mapping
@@ -39,6 +40,28 @@ class Triggers:
                     watch(role, _watching(sampler, counters[role]))
                 if isinstance(sampler, OnSignal) and threading.current_thread() is threading.main_thread():
                     self._listen(sampler, counters[role])
+
+    def before_the_end(self, act: Callable[[], None]) -> None:
+        """Call `act` when SIGTERM comes, before the process ends of it or the program's own handler runs.
+
+        Only in the main thread, where handlers can be installed.
+        """
+        if threading.current_thread() is not threading.main_thread():
+            return
+        before = signal.getsignal(signal.SIGTERM)
+
+        def handler(number: int, frame: FrameType | None) -> None:
+            try:
+                act()
+            finally:
+                if callable(before):
+                    before(number, frame)
+                elif before is signal.SIG_DFL:
+                    signal.signal(number, signal.SIG_DFL)
+                    os.kill(os.getpid(), number)
+
+        signal.signal(signal.SIGTERM, handler)
+        self._handlers[signal.SIGTERM] = before, handler
 
     def close(self) -> None:
         """Put the program's handlers back, where they were not replaced since."""

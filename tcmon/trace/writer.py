@@ -18,6 +18,8 @@ import orjson
 
 from tcmon.trace.journal import Columns, role_and_stage
 
+type _Data = bytes
+
 
 class TraceWriter:
     """Appends records, one JSON object a line, to a file that did not exist before.
@@ -43,7 +45,10 @@ class TraceWriter:
         `self.receipt` is `receipt`, if there is one, as soon as the records are held here; they are not lost from then
         on, whatever this raises.
         """
-        data = b"".join(_line(record) for record in records)
+        self.append(lines(records), receipt)
+
+    def append(self, data: _Data, receipt: object = None) -> None:
+        """As `write`, for records that are `lines` already."""
         try:
             self._lock.acquire()
             if self._descriptor >= 0:
@@ -80,8 +85,9 @@ class TraceWriter:
                 pass  # a signal's handler raised before it was acquired
 
 
-def _line(record: dict[str, Any]) -> bytes:
-    return _json(record, orjson.OPT_APPEND_NEWLINE)
+def lines(records: Iterable[dict[str, Any]]) -> bytes:
+    """Records as they stand in a trace."""
+    return b"".join(_json(record, orjson.OPT_APPEND_NEWLINE) for record in records)
 
 
 def _json(value: dict[str, Any], options: int) -> bytes:
