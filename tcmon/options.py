@@ -20,7 +20,8 @@ class Options:
     apart, under the same rule with `eval_interval` and `eval_warmup` (None: as for training). A `sampler` or
     `eval_sampler` decides in the place of the rule. `record` names what is kept of these steps. With `flight`, recorded
     steps are held in memory, that many at most, and written only after an uncaught exception, an interrupt, SIGTERM or
-    a hang: no step for `hang_after` seconds (None: not watched for), of which a note is made in any case. `out` is the
+    a hang: no step for `hang_after` seconds (None: not watched for), of which a note is made in any case. From
+    `max_bytes` on, the trace of a process takes no more details, only the times of steps. `out` is the
     run directory, None for a new one under `tcmon-runs`. `train_loop` and `eval_loop` name a loop as "FILE:LINE" (the
     line of its `for` or `while`) in the place of those that would be found. Raises `ValueError` or `TypeError` naming
     argument and value.
@@ -35,12 +36,14 @@ class Options:
     record: tuple[str, ...] = DEFAULT
     flight: int | None = None
     hang_after: float | None = None
+    max_bytes: int = 2 << 30
     out: Path | None = None
     train_loop: str | None = None
     eval_loop: str | None = None
 
     def __post_init__(self) -> None:
-        for name, least in (("interval", 1), ("warmup", 0), ("eval_interval", 1), ("eval_warmup", 0)):
+        numbers = (("interval", 1), ("warmup", 0), ("eval_interval", 1), ("eval_warmup", 0), ("max_bytes", 0))
+        for name, least in numbers:
             value = getattr(self, name)
             if value is None and name.startswith("eval_"):
                 continue

@@ -19,6 +19,7 @@ from tcmon.capture.kinds import recorders
 from tcmon.capture.landmarks import Landmarks
 from tcmon.capture.recorder import Equipment, Recorder
 from tcmon.log import log as _log
+from tcmon.log import warn
 from tcmon.monitoring.tool import Tool
 from tcmon.steps.tracker import RecordedStep
 from tcmon.trace.flight import Flight
@@ -44,6 +45,9 @@ class Recording:
         self._receipt: object = None
         self._recorders: list[Recorder] = []
         self._flight: Flight | None = None
+        self._full = False
+        self.most_bytes = 1 << 62
+        """From this size of the trace on, details of recorded steps are left out; the times of all steps never are."""
         self._calls: CallRecorder | None = None
         self._names = NameTable(Returned, Yielded)
         self._switch_ns = 0
@@ -122,6 +126,8 @@ class Recording:
             "thread": step.thread,
         }
         records = [record for recorder in self._recorders for record in recorder.finish(step, facts)]
+        if self._trace.bytes >= self.most_bytes:
+            records = self._thinned()
         if self._flight is None:
             written = self._write_with_times([*self._names.take_new(), *records, facts])
         else:
@@ -138,6 +144,16 @@ class Recording:
                 if code % len(ROLES) == of_role and n != step.n
             ]
             observer(step.n, step.end - step.begin, spent, others)
+
+    def _thinned(self) -> list[dict[str, Any]]:
+        """What is written in the place of a step's details once the trace has its full size: a note, the first time."""
+        self._names.take_new()
+        if self._full:
+            return []
+        self._full = True
+        text = f"the trace has reached {self.most_bytes:,} bytes: of later steps only the times are kept"
+        warn(f"{text} (--max-bytes)")
+        return [{"kind": "note", "level": "warning", "text": text}]
 
     def discard(self, step: RecordedStep) -> None:
         for recorder in self._recorders:

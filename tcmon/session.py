@@ -108,6 +108,7 @@ class Session:
             self._loop_found,
             self._failed,
         )
+        self._recording.most_bytes = options.max_bytes
         if options.flight is not None:
             self._recording.hold_back(options.flight)
             self._triggers.before_the_end(functools.partial(self._recording.release_held, "SIGTERM"))

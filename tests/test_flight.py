@@ -11,6 +11,7 @@ import pytest
 from monitored import STAND_INS
 from program_runs import environment
 
+from tcmon.trace.everystep import every_step
 from tcmon.trace.flight import Flight
 from tcmon.trace.reader import open_run
 from tcmon.trace.records import Note
@@ -121,3 +122,25 @@ def test_what_is_held_is_bounded_in_steps_and_bytes(monkeypatch: pytest.MonkeyPa
     for piece in pieces():
         flight.hold(piece)
     assert flight.take() == (b"8" * 10 + b"9" * 10, 2, 8)
+
+
+def test_a_trace_of_full_size_keeps_the_times_of_all_steps(tmp_path: Path) -> None:
+    process = started(tmp_path, "-", "--interval", "1", "--warmup", "0", "--max-bytes", "4K")
+    _, errors = process.communicate(timeout=120)
+    assert process.returncode == 0
+    assert errors.count("only the times are kept") == 1
+    calls = recorded(tmp_path)
+    kept = [n for n, names in calls.items() if names]
+    assert kept == list(range(1, len(kept) + 1))
+    assert 1 <= len(kept) < 20
+    [process_of] = open_run(tmp_path / "run").processes
+    assert [each.times.n for each in every_step(process_of)] == list(range(1, 26))
+
+
+@pytest.mark.parametrize("size", ["", "x", "-1", "1X", "nanG", "1e999G"])
+def test_a_size_that_is_none_is_refused(size: str, tmp_path: Path) -> None:
+    process = started(tmp_path, "-", "--max-bytes", size)
+    _, errors = process.communicate(timeout=120)
+    assert process.returncode == 2
+    assert len(errors.splitlines()) == 1
+    assert not (tmp_path / "run").exists()

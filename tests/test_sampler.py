@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from itertools import pairwise
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tcmon.samplers import AllOf, Always, AnyOf, Budget, Every, Interval, Never, Ratio, Sampler, Steps
@@ -157,6 +157,7 @@ def spend(budget: Budget, usual: Sequence[int], costs: Sequence[int]) -> tuple[l
     return recorded, spent / (passed + spent)
 
 
+@settings(derandomize=True)
 @given(st.floats(0.002, 0.2), st.integers(10_000, 10**8), st.floats(0.1, 10), st.lists(st.floats(0.7, 1.4), min_size=9))
 def test_a_budget_is_kept_and_used(share: float, step: int, cost: float, noise: list[float]) -> None:
     # Long enough for the probe's cost to be a small part of the budget.

@@ -35,6 +35,18 @@ def _at_least(least: int) -> Callable[[Context, Parameter, str | None], int | No
     return convert
 
 
+def _size(context: Context, option: Parameter, value: str) -> int:
+    units = {"K": 1 << 10, "M": 1 << 20, "G": 1 << 30, "T": 1 << 40}
+    unit = units.get(value[-1:].upper())
+    try:
+        size = round(float(value[:-1]) * unit) if unit else int(value)
+    except (ValueError, OverflowError):
+        size = -1
+    if size < 0:
+        raise click.BadParameter(f"{value} is no size; give bytes, or a number with K, M, G or T")
+    return size
+
+
 def _share(value: str) -> float:
     return float(value.removesuffix("%")) / 100 if value.endswith("%") else float(value)
 
@@ -136,6 +148,14 @@ def _recordable(context: Context, option: Parameter, value: str) -> tuple[str, .
     metavar="SECONDS",
     type=click.FloatRange(0, min_open=True),
     help="Note where all threads stand when there was no step for so long.",
+)
+@click.option(
+    "--max-bytes",
+    metavar="SIZE",
+    callback=_size,
+    default="2G",
+    show_default=True,
+    help="From this size on keep no more details of steps, only their times.",
 )
 @click.option("--train-loop", metavar="FILE:LINE", help="The training loop, by the line of its for or while.")
 @click.option("--eval-loop", metavar="FILE:LINE", help="The evaluation loop, likewise.")
