@@ -17,6 +17,7 @@ from tcmon.analysis.roles import Role
 from tcmon.capture.calls import CallRecorder, Returned, Yielded
 from tcmon.capture.kinds import recorders
 from tcmon.capture.landmarks import Landmarks
+from tcmon.capture.owntime import OwnTime
 from tcmon.capture.recorder import Equipment, Recorder
 from tcmon.log import log as _log
 from tcmon.log import warn
@@ -44,6 +45,7 @@ class Recording:
         self._flushing = threading.RLock()
         self._receipt: object = None
         self._recorders: list[Recorder] = []
+        self.own_time = OwnTime()
         self._flight: Flight | None = None
         self._full = False
         self.most_bytes = 1 << 62
@@ -94,7 +96,9 @@ class Recording:
         landmarks: Callable[[], Landmarks | None],
     ) -> None:
         """Record these kinds in recorded steps, with the events of `tool` and `landmarks`."""
-        self._recorders = recorders(record, Equipment(tool, self._names, self._origin, failed, landmarks))
+        self._recorders = recorders(
+            record, Equipment(tool, self._names, self._origin, failed, self.own_time, landmarks)
+        )
         self._calls = next((each for each in self._recorders if isinstance(each, CallRecorder)), None)
 
     # The tracker's sink

@@ -222,7 +222,7 @@ class Session:
             warn(f"can't record what happens in torch: {error}")
             return None
         self._tools.append(tool)
-        return Landmarks(tool, self._failed)
+        return Landmarks(tool, self._recording.own_time, self._failed)
 
     def _hung(self, note: dict[str, Any]) -> None:
         """There was no step for long; called in a thread of its own."""

@@ -7,10 +7,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 from monitored import STAND_INS, Monitored, monitored
 from rich.console import Console
 from trace_builder import end, function, header, loop, of_step, step, steps, write_run
 
+from tcmon.capture.owntime import OwnTime
 from tcmon.report.as_json import as_json
 from tcmon.report.summary import summarise
 from tcmon.report.text import render
@@ -126,7 +129,8 @@ def test_lines_add_up_to_the_step(name: str, tmp_path: Path) -> None:
     assert len(recorded) >= 3
     for each in recorded:
         found = lines(each)
-        assert sum(found.ns) == each.step.end
+        assert sum(found.ns) + found.own == each.step.end
+        assert found.own == 0, "no other recorder has anything to do here"
         assert all(hits >= 0 for hits in found.hits)
         [watched] = [watched for watched in done.loops(each.step.role) if watched.id == each.step.loop]
         assert watched.line in found.line
@@ -237,3 +241,44 @@ def test_the_report_shows_the_source_of_the_lines_unless_it_was_changed(tmp_path
     assert "changed since the run began" in shown(run_dir)
     source.unlink()
     assert "its source is gone" in shown(run_dir)
+
+
+@pytest.mark.parametrize("record", [("calls", "lines"), ("calls", "lines", "state", "loss")])
+def test_what_recorders_spend_is_in_no_line_and_no_call(record: tuple[str, ...], tmp_path: Path) -> None:
+    pytest.importorskip("torch")
+    done = monitored(
+        textwrap.dedent("""
+        import torch
+        torch.set_num_threads(1)
+        net = torch.nn.Sequential(*(torch.nn.Linear(4, 4) for _ in range(60)))
+        opt = torch.optim.SGD(net.parameters(), lr=0.1)
+        for n in range(6):
+            opt.zero_grad()
+            net(torch.ones(2, 4)).sum().backward()
+            opt.step()
+        """),
+        tmp_path,
+        interval=1,
+        warmup=0,
+        record=record,
+    )
+    for each in list(done.recorded("train").values())[1:]:
+        found = lines(each)
+        assert sum(found.ns) + found.own == each.step.end
+        assert (found.own > 0) == ("state" in record)
+        called = sum(call.end_ns - call.start_ns for call in each.calls)
+        assert called <= sum(found.ns)
+
+
+@given(st.lists(st.integers(0, 1000)), st.lists(st.tuples(st.integers(0, 50), st.integers(0, 30)), max_size=20))
+def test_own_time_is_taken_from_what_comes_after_it(moments: list[int], gaps: list[tuple[int, int]]) -> None:
+    own, at, stretches = OwnTime(), 0, []
+    for gap, length in gaps:
+        stretches.append((at + gap, at + gap + length))
+        own.note(*stretches[-1])
+        at += gap + length
+    moments.sort()
+    expected = [
+        moment - sum(end - begin for begin, end in stretches if begin < moment and begin >= 5) for moment in moments
+    ]
+    assert own.without(moments, 5) == expected

@@ -12,6 +12,7 @@ from time import perf_counter_ns
 from types import CodeType
 from typing import Any
 
+from tcmon.capture.owntime import OwnTime
 from tcmon.capture.recorder import Equipment, Step, identity
 from tcmon.monitoring.tool import Tool, events
 from tcmon.trace.names import NameTable
@@ -68,7 +69,7 @@ class CallRecorder:
         stored = dropped = 0
         for segment in self._open.pop(id(step), ()):
             dropped += segment.dropped
-            for thread, what, at in rows(segment, self._equipment.names):
+            for thread, what, at in rows(segment, self._equipment.names, self._equipment.own):
                 stored += sum(1 for number in what if number > 0)
                 yield {
                     "kind": "calls",
@@ -177,12 +178,13 @@ class CallLog:
             self._tool.on(event, None)
 
 
-def rows(segment: Segment, names: NameTable) -> Iterable[tuple[int, list[int], list[int]]]:
-    """The log of a segment by thread: (thread, what, at) as the trace's `calls` records have them."""
+def rows(segment: Segment, names: NameTable, own: OwnTime) -> Iterable[tuple[int, list[int], list[int]]]:
+    """The log of a segment by thread: (thread, what, at) as the trace's `calls` have them, without `own` time."""
     log = segment.log
     whats, times, threads = log[0::_WIDTH], log[1::_WIDTH], log[2::_WIDTH]
     if not whats:
         return
+    times = own.without(times, segment.begin)
     numbers = names.numbers(whats)
     if len(set(threads)) == 1:
         yield threads[0], numbers, _differences(times, segment.begin)

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable
+from time import perf_counter_ns
 from types import CodeType, FrameType, FunctionType
 
+from tcmon.capture.owntime import OwnTime
 from tcmon.monitoring.tool import Tool, events
 
 type Called = Callable[[FrameType], None]
@@ -33,11 +35,12 @@ class Landmark:
 class Landmarks:
     """The landmarks of all recorders, on one tool id of their own.
 
-    `failed` is called with what a callback caught.
+    `own` is told of the time spent in them; `failed` is called with what a callback caught.
     """
 
-    def __init__(self, tool: Tool, failed: Callable[[BaseException], None]) -> None:
+    def __init__(self, tool: Tool, own: OwnTime, failed: Callable[[BaseException], None]) -> None:
         self._tool = tool
+        self._own = own
         self._failed = failed
         self._of: dict[int, list[Landmark]] = {}
         tool.on(events.PY_START, self._on_start)
@@ -57,18 +60,22 @@ class Landmarks:
         self._tool.watch(code, (events.PY_START if starts else 0) | (events.PY_RETURN if returns else 0))
 
     def _on_start(self, code: CodeType, _offset: int) -> None:
+        begin = perf_counter_ns()
         try:
             for landmark in self._of[id(code)]:
                 if landmark.users and landmark.started is not None:
                     landmark.started(sys._getframe(1))
+            self._own.note(begin, perf_counter_ns())
         except BaseException as error:
             self._failed(error)
 
     def _on_return(self, code: CodeType, _offset: int, _value: object) -> None:
+        begin = perf_counter_ns()
         try:
             for landmark in self._of[id(code)]:
                 if landmark.users and landmark.returned is not None:
                     landmark.returned(sys._getframe(1))
+            self._own.note(begin, perf_counter_ns())
         except BaseException as error:
             self._failed(error)
 

@@ -18,6 +18,7 @@ _MOST = 2 * 100_000
 class LineRecorder:
     """Records the `lines` of a step: its time from begin to end, by the line of the loop's frame that it was spent in.
 
+    What other recorders spend meanwhile is counted apart.
     Time in functions that a line calls is the line's, and so is that of other loops' steps within the step. Other
     frames that run the same code (recursion, other threads) are told apart by their identity.
     """
@@ -46,15 +47,16 @@ class LineRecorder:
         log = self._held.pop(id(step), None)
         if log is None or step.code is None:
             return
+        moments = self._equipment.own.without([*log[1::2], step.end], step.begin)
         times: dict[int, int] = {step.line: 0}
         hits: dict[int, int] = {}
-        line, since = step.line, step.begin
-        for number, at in zip(log[0::2], log[1::2], strict=True):
-            at = min(max(at, since), step.end)
+        line, since, last = step.line, step.begin, moments[-1]
+        for number, at in zip(log[0::2], moments, strict=False):
+            at = min(max(at, since), last)
             times[line] = times.get(line, 0) + at - since
             hits[number] = hits.get(number, 0) + 1
             line, since = number, at
-        times[line] = times.get(line, 0) + step.end - since
+        times[line] = times.get(line, 0) + max(0, last - since)
         hits.setdefault(step.line, 1)  # the wait for data, if the first event is that of the body
         order = sorted(line for line in times if line > 0)
         yield {
@@ -66,6 +68,7 @@ class LineRecorder:
             "line": order,
             "hits": [hits.get(line, 0) for line in order],
             "ns": [times[line] for line in order],
+            "own": step.end - step.begin - sum(times[line] for line in order),
         }
 
     def discard(self, step: Step) -> None:

@@ -8,6 +8,7 @@ from types import CodeType
 from typing import Any, Protocol
 
 from tcmon.capture.landmarks import Landmarks
+from tcmon.capture.owntime import OwnTime
 from tcmon.monitoring.tool import Tool
 from tcmon.trace.names import NameTable
 
@@ -66,6 +67,8 @@ class Equipment:
     """The zero of the session's clock, in `perf_counter_ns`."""
     failed: Callable[[BaseException], None]
     """To be called with what a callback caught."""
+    own: OwnTime
+    """What the recorders themselves spend within a step."""
     landmarks: Callable[[], Landmarks | None]
     """Functions of torch to watch while a step is recorded; None where no tool id is left for them."""
 

@@ -24,7 +24,7 @@ class Lines:
 
     `ns[i]` is the time from the starts of line `line[i]`, `hits[i]` of them, until another line of the same call of the
     function begins or the call ends. With `body`, the function is the one with the step's loop, and only lines of the
-    loop are counted; their times add up to the step's.
+    loop are counted; their times and `own`, what recorders spent meanwhile, add up to the step's.
     """
 
     role: str
@@ -36,6 +36,7 @@ class Lines:
     line: Sequence[int]
     hits: Sequence[int]
     ns: Sequence[int]
+    own: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -246,7 +247,8 @@ def _lines(obj: Object) -> Lines:
     line, hits, ns = (fields.numbers(obj, name, low=0) for name in ("line", "hits", "ns"))
     _same_length(line, hits, ns)
     body = fields.flag(obj, "body")
-    return Lines(*_step(obj), _thread(obj), fields.number(obj, "function", low=1), body, line, hits, ns)
+    own = fields.time(obj, "own") if "own" in obj else 0
+    return Lines(*_step(obj), _thread(obj), fields.number(obj, "function", low=1), body, line, hits, ns, own)
 
 
 def _args(obj: Object) -> Args:
