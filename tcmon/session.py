@@ -61,18 +61,19 @@ class Session:
         self.origin = origin
         """What began it: a place of the program, or a command."""
         named_loops = options.named_loops()
-        self.run_dir = make_run_directory(options.out, script)
         self._pid = os.getpid()
         self._origin = perf_counter_ns()
         self._state = _State.RUNNING
         self._tools: list[Tool] = []
         self._tracker: Tracker | None = None
         try:
+            # First, since without them there is nothing to make a directory for.
+            self._tools.append(tracking := Tool("tcmon"))
+            self._tools.append(capturing := Tool("tcmon capture"))
+            self.run_dir = make_run_directory(options.out, script)
             self._meta = self._facts(command, script)
             self._write_meta()
             self._recording = Recording(self.run_dir, self._origin, self._meta["start_unix_ns"], self._overhead)
-            self._tools.append(tracking := Tool("tcmon"))
-            self._tools.append(capturing := Tool("tcmon capture"))
         except TcmonError:
             self._release()
             raise
@@ -226,6 +227,8 @@ class Session:
 
     def _hung(self, note: dict[str, Any]) -> None:
         """There was no step for long; called in a thread of its own."""
+        if self._state is not _State.RUNNING:
+            return
         warn(note["text"])
         try:
             self._recording.write([note])

@@ -153,6 +153,20 @@ def test_attaching_twice_says_where_the_first_was(run_dir: Path, tmp_path: Path)
     tcmon.attach(out=tmp_path / "third").detach()
 
 
+def test_without_a_free_tool_id_nothing_is_made(run_dir: Path) -> None:
+    taken = [tool for tool in range(6) if sys.monitoring.get_tool(tool) is None][:-1]
+    for tool in taken:
+        sys.monitoring.use_tool_id(tool, "somebody else")
+    try:
+        with pytest.raises(TcmonError, match=r"all sys\.monitoring tool ids are taken .*somebody else"):
+            tcmon.attach(out=run_dir)
+    finally:
+        for tool in taken:
+            sys.monitoring.free_tool_id(tool)
+    assert not run_dir.exists()
+    tcmon.attach(out=run_dir).detach()
+
+
 @pytest.mark.parametrize(
     ("options", "error", "message"),
     [
