@@ -46,7 +46,7 @@ def _nothing_left() -> Iterator[None]:
 
 def program(source: str = LOOP) -> dict[str, Any]:
     names: dict[str, Any] = {"__name__": "__main__", "__file__": "program.py"}
-    exec(compile(source, "/work/program.py", "exec"), names)
+    exec(compile(source, "/somewhere/program.py", "exec"), names)
     return names
 
 
@@ -102,7 +102,7 @@ def test_a_loop_at_the_top_of_a_running_script_is_found(run_dir: Path) -> None:
         """)
     runs: list[Attached] = []
     names: dict[str, Any] = {"__name__": "x", "start": lambda: runs.append(tcmon.attach(out=run_dir))}
-    in_thread(exec, compile(source, "/work/program.py", "exec"), names)
+    in_thread(exec, compile(source, "/somewhere/program.py", "exec"), names)
     runs[0].detach()
     assert counted(runs[0]) == 6
 
