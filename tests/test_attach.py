@@ -283,7 +283,6 @@ def test_a_script_that_attaches_and_ends_leaves_a_whole_trace(run_python: Run, t
         (["--steps", "2,4:5"], {2: "window", 4: "window", 5: "window"}),
         (["--every", "3600"], {1: "every"}),
         (["--ratio", "1"], dict.fromkeys(range(1, 8), "ratio")),
-        (["--budget", "100%"], dict.fromkeys(range(3, 8), "budget")),
         (["--steps", "3", "--every", "3600"], {1: "every", 3: "window"}),
     ],
 )
