@@ -30,7 +30,7 @@ def train(count):
             print("there", flush=True)
             if sys.argv[1] == "raise": raise RuntimeError("lost")
             if sys.argv[1] == "wait": time.sleep(600)
-            if sys.argv[1] == "hang": time.sleep(2)
+            if sys.argv[1] == "hang": time.sleep(4)
 train(25)
 """
 )
@@ -90,10 +90,10 @@ def test_the_steps_before_sigterm_are_written_and_the_process_ends_of_it(tmp_pat
 
 
 def test_a_hang_is_noted_with_the_place_of_every_thread(tmp_path: Path) -> None:
-    process = started(tmp_path, "hang", "--flight", "2", "--hang-after", "0.5")
+    process = started(tmp_path, "hang", "--flight", "2", "--hang-after", "1")
     _, errors = process.communicate(timeout=120)
     assert process.returncode == 0
-    assert errors.count("no step for 0.5 s: MainThread") == 1
+    assert errors.count("no step for 1 s: MainThread") == 1
     assert f"train ({tmp_path / 'train.py'}:" in errors
     assert recorded(tmp_path) == {18: CALLS, 19: CALLS}
     assert any("because of a hang" in note for note in notes(tmp_path))
