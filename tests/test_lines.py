@@ -2,6 +2,7 @@
 
 import io
 import os
+import sys
 import textwrap
 from pathlib import Path
 from typing import Any
@@ -14,6 +15,7 @@ from rich.console import Console
 from trace_builder import end, function, header, loop, of_step, step, steps, write_run
 
 from tcmon.capture.owntime import OwnTime
+from tcmon.monitoring.tool import Tool, events
 from tcmon.report.as_json import as_json
 from tcmon.report.summary import summarise
 from tcmon.report.text import render
@@ -268,6 +270,24 @@ def test_what_recorders_spend_is_in_no_line_and_no_call(record: tuple[str, ...],
         assert (found.own > 0) == ("state" in record)
         called = sum(call.end_ns - call.start_ns for call in each.calls)
         assert called <= sum(found.ns)
+
+
+def test_a_loop_found_in_the_code_of_a_recorded_step_leaves_its_lines_alone() -> None:
+    def code() -> None: ...
+
+    tracking, capturing = Tool("test"), Tool("test capture")
+    try:
+        capturing.watch(code.__code__, events.LINE)
+        tracking.watch_instructions(code.__code__, events.INSTRUCTION | events.PY_RETURN, capturing)
+        assert sys.monitoring.get_local_events(capturing.id, code.__code__) == events.LINE
+        assert sys.monitoring.get_local_events(tracking.id, code.__code__) == events.INSTRUCTION | events.PY_RETURN
+    finally:
+        tracking.release()
+        capturing.release()
+    for tool in (tracking, capturing):
+        sys.monitoring.use_tool_id(tool.id, "test")
+        assert sys.monitoring.get_local_events(tool.id, code.__code__) == 0
+        sys.monitoring.free_tool_id(tool.id)
 
 
 @given(st.lists(st.integers(0, 1000)), st.lists(st.tuples(st.integers(0, 50), st.integers(0, 30)), max_size=20))

@@ -39,7 +39,7 @@ class Tool:
             owners = ", ".join(str(_monitoring.get_tool(i)) for i in range(6))
             raise TcmonError(f"all sys.monitoring tool ids are taken (by {owners}): stop one of these tools")
         self._callbacks: set[int] = set()
-        self._local: dict[int, CodeType] = {}
+        self._local: dict[int, tuple[CodeType, int]] = {}
         self._released = False
 
     def on(self, event: int, callback: Callable[..., Any] | None) -> None:
@@ -57,7 +57,7 @@ class Tool:
         if not self._released:
             _monitoring.set_local_events(self.id, code, event_set)
             # Keyed by identity: code objects compare by value. Keeping it alive keeps its id its own.
-            self._local[id(code)] = code
+            self._local[id(code)] = code, event_set
 
     def watch_instructions(self, code: CodeType, event_set: int, other: Tool) -> None:
         """As `watch`, for an `event_set` with INSTRUCTION in it, such that other tools' events don't end it.
@@ -66,9 +66,10 @@ class Tool:
         allocates its table of tools by instruction and forgets to fill in the first tool. So the table is made here,
         by a moment in which `other` has the event as well, before the events that count are switched on.
         """
+        _, others = other._local.get(id(code), (code, 0))
         other.watch(code, events.INSTRUCTION)
         self.watch(code, events.INSTRUCTION)
-        other.watch(code, 0)
+        other.watch(code, others)
         self.watch(code, 0)
         self.watch(code, event_set)
 
@@ -79,7 +80,7 @@ class Tool:
         self._released = True
         _monitoring.set_events(self.id, 0)
         # free_tool_id of early 3.12 releases leaves local events set (cpython issue 111963).
-        for code in self._local.values():
+        for code, _ in self._local.values():
             _monitoring.set_local_events(self.id, code, 0)
         self._local.clear()
         for event in self._callbacks:
