@@ -94,6 +94,8 @@ class Attached:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
+        if isinstance(error, Exception | KeyboardInterrupt):
+            self._session.raised()
         self.detach()
 
     def __repr__(self) -> str:

@@ -47,6 +47,8 @@ class Recording:
         self._recorders: list[Recorder] = []
         self.own_time = OwnTime()
         self._flight: Flight | None = None
+        self._release_for: str | None = None
+        self._latest_recorded = dict.fromkeys(ROLES, 0)
         self._full = False
         self.most_bytes = 1 << 62
         """From this size of the trace on, details of recorded steps are left out; the times of all steps never are."""
@@ -61,15 +63,18 @@ class Recording:
         self.observers: dict[str, Callable[[int, int, int, list[int]], None]] = {}
         """Told of each recorded step of a role: its number, time, time spent on records, times of others before it."""
 
-    def watch_every_step(self, role: str, watch: Callable[[int, int], None]) -> None:
-        """Call `watch` with number and time of each step of a role, recorded or not. Before any loop is watched."""
+    def watch_every_step(self, role: str, watch: Callable[[int, int, bool], None]) -> None:
+        """Call `watch` with each step of a role: its number, time, and whether it is recorded.
+
+        To be called before any loop is watched.
+        """
         add = self.step_times
-        of_role, roles = ROLES.index(role), len(ROLES)
+        of_role, roles, latest = ROLES.index(role), len(ROLES), self._latest_recorded
 
         def add_and_tell(loop: int, code: int, n: int, begin: int, body: int, end: int) -> None:
             add(loop, code, n, begin, body, end)
             if code % roles == of_role:
-                watch(n, end - begin)
+                watch(n, end - begin, n == latest[role])
 
         self.step_times = add_and_tell
 
@@ -77,10 +82,15 @@ class Recording:
         """Write recorded steps only when `release_held` is called, and no more than the last `steps` of them."""
         self._flight = Flight(steps)
 
+    def release_soon(self, why: str) -> None:
+        """Write the recorded steps that are held back together with the one that is in progress, or is next."""
+        self._release_for = why
+
     def release_held(self, why: str) -> None:
         """Write the recorded steps that are held back, because of `why`."""
         if self._flight is None or os.getpid() != self._pid:
             return
+        self._release_for = None
         held, count, lost = self._flight.take()
         if count:
             gone = f"; {lost} before them are not kept" if lost else ""
@@ -107,6 +117,7 @@ class Recording:
         begin = perf_counter_ns()
         for recorder in self._recorders:
             recorder.start(step)
+        self._latest_recorded[step.role] = step.n
         self._switch_ns += perf_counter_ns() - begin
 
     def pause(self, step: RecordedStep) -> None:
@@ -137,6 +148,8 @@ class Recording:
         else:
             self._flight.hold(lines([*records, facts]))
             written = self._write_with_times(self._names.take_new())
+            if self._release_for is not None:
+                self.release_held(self._release_for)
         spent = perf_counter_ns() - begin
         self._write_ns += spent
         observer = self.observers.get(step.role)
@@ -182,7 +195,9 @@ class Recording:
             self._calls.stop()
 
     def end(self, record: dict[str, Any]) -> None:
-        """Write all that is held back, and the last record."""
+        """Write all that is held back, of recorded steps if something has happened, and the last record."""
+        if self._release_for is not None:
+            self.release_held(self._release_for)
         self._write_with_times([], [record])
 
     def close(self) -> None:

@@ -92,7 +92,9 @@ class Session:
             found=self._loop_found,
             failed=self._failed,
         )
-        self._triggers = Triggers(self._samplers, tracker.counters, self._recording.watch_every_step)
+        self._triggers = Triggers(
+            self._samplers, tracker.counters, self._recording.watch_every_step, self._recording.release_soon
+        )
         for role, steered in self._samplers.items():
             if steered.observer is not None:
                 self._recording.observers[role] = functools.partial(self._observe, role)
@@ -118,7 +120,8 @@ class Session:
             self._hang_watch = HangWatch(options.hang_after, lambda: tracker.callbacks, self._hung)
         _sessions.add(self)
         # Callbacks that outlive the modules they use would be heard of at the end of the interpreter.
-        atexit.register(self.finish, reason="exit", exit_code=None)
+        atexit.register(self._at_exit)
+        self._last_error = getattr(sys, "last_exc", None)
         tracking.watch_everywhere(events.PY_START | events.PY_UNWIND)
 
     def meet_running(self) -> None:
@@ -169,6 +172,10 @@ class Session:
             self._samplers[Role.TRAIN].record_until(counter.count + count)
             counter.next = counter.count + 1
 
+    def raised(self) -> None:
+        """An exception leaves what is watched: steps that are held back are written at the end."""
+        self._recording.release_soon("an exception")
+
     def finish(self, *, reason: str, exit_code: int | None) -> None:
         """Stop monitoring and complete the trace; idempotent. `reason` is "exit", "exception" or "interrupt"."""
         if os.getpid() != self._pid or self._state is _State.FINISHED:
@@ -186,7 +193,7 @@ class Session:
         self._triggers.close()
         if self._hang_watch is not None:
             self._hang_watch.stop()
-        atexit.unregister(self.finish)
+        atexit.unregister(self._at_exit)
         ended = {"reason": reason, "exit_code": exit_code, "clock_ns": max(0, perf_counter_ns() - self._origin)}
         self._meta["torch"] = _torch_version()
         self._meta["ended"] = ended
@@ -214,6 +221,12 @@ class Session:
                 if not told:
                     warn(f"the trace in {self.run_dir} is incomplete: {_reason(error)}", error)
                 told = True
+
+    def _at_exit(self) -> None:
+        # Set by the interpreter, to what it has just shown as the end of the program.
+        if getattr(sys, "last_exc", None) is not self._last_error:
+            self.raised()
+        self.finish(reason="exit", exit_code=None)
 
     def _landmarks(self) -> Landmarks | None:
         """What watches functions of torch for recorders, on one more tool id if there is one."""
@@ -247,7 +260,7 @@ class Session:
             if is_interruption(error):
                 raise
             del self._recording.observers[role]
-            warn(f"observe() of the sampler failed and is called no more: {type(error).__name__}", error)
+            self._samplers[role].give_up(f"observe({n}, ...) raised {type(error).__name__}", error)
         self._tracker.counters[role].next = self._samplers[role].next_after(n)
 
     def _guarded(self, role: Role) -> Sampler:

@@ -71,6 +71,66 @@ def test_the_steps_before_an_exception_are_written(tmp_path: Path) -> None:
     ]
 
 
+ATTACHED = (
+    PROGRAM.replace("train(25)\n", "")
+    + """
+import os, signal, tcmon
+kind = sys.argv.pop()
+sampler = tcmon.samplers.OnSignal() | tcmon.samplers.Always() if kind == "signal" else None
+run = tcmon.attach(flight=3, sampler=sampler, out="run")
+if kind == "signal":
+    forward = lambda n: n == 10 and os.kill(os.getpid(), signal.SIGUSR1)
+    train(25)
+elif kind == "with":
+    with run: train(25)
+else:
+    train(25)
+"""
+)
+
+
+@pytest.mark.parametrize(
+    ("kind", "how", "steps", "why"),
+    [
+        ("with", "raise", [18, 19, 20], "an exception"),
+        ("bare", "raise", [18, 19, 20], "an exception"),
+        ("with", "-", [], ""),
+        ("bare", "-", [], ""),
+        ("signal", "-", [8, 9, 10], "the signal SIGUSR1"),
+    ],
+)
+def test_a_program_that_attaches_has_its_last_steps_too(
+    kind: str, how: str, steps: list[int], why: str, tmp_path: Path
+) -> None:
+    (tmp_path / "train.py").write_text(ATTACHED)
+    command = [sys.executable, "train.py", how, kind]
+    done = subprocess.run(command, cwd=tmp_path, env=environment(), capture_output=True, text=True, timeout=120)
+    assert done.returncode == (how == "raise"), done.stderr
+    assert list(recorded(tmp_path)) == steps
+    assert [f"because of {why}" in note for note in notes(tmp_path)] == [True] * bool(steps)
+
+
+def test_a_slow_step_is_written_with_those_before_it(tmp_path: Path) -> None:
+    source = ATTACHED.replace("tcmon.samplers.OnSignal()", "tcmon.samplers.Slow(50)")
+    source = source.replace("os.kill(os.getpid(), signal.SIGUSR1)", "time.sleep(1)")
+    (tmp_path / "train.py").write_text(source.replace("n == 10", "n == 15"))
+    command = [sys.executable, "train.py", "-", "signal"]
+    subprocess.run(command, cwd=tmp_path, env=environment(), capture_output=True, timeout=120, check=True)
+    assert {13, 14, 15} <= set(recorded(tmp_path))
+    assert any("because of Slow at step 15" in note for note in notes(tmp_path))
+
+
+@pytest.mark.parametrize("time", ["", "x", "0", "-1", "nan", "inf", "1e10", "s", "3d"])
+@pytest.mark.parametrize("option", ["--hang-after", "--every"])
+def test_a_time_that_is_none_is_refused(option: str, time: str, tmp_path: Path) -> None:
+    process = started(tmp_path, "-", option, time)
+    _, errors = process.communicate(timeout=120)
+    assert process.returncode == 2
+    assert len(errors.splitlines()) == 1
+    assert option in errors
+    assert not (tmp_path / "run").exists()
+
+
 def test_nothing_is_written_when_nothing_happens(tmp_path: Path) -> None:
     process = started(tmp_path, "-", "--flight", "3")
     process.communicate(timeout=120)
@@ -90,7 +150,7 @@ def test_the_steps_before_sigterm_are_written_and_the_process_ends_of_it(tmp_pat
 
 
 def test_a_hang_is_noted_with_the_place_of_every_thread(tmp_path: Path) -> None:
-    process = started(tmp_path, "hang", "--flight", "2", "--hang-after", "1")
+    process = started(tmp_path, "hang", "--flight", "2", "--hang-after", "1s")
     _, errors = process.communicate(timeout=120)
     assert process.returncode == 0
     assert errors.count("no step for 1 s: MainThread") == 1

@@ -1,13 +1,15 @@
 """The rule by which steps are picked."""
 
-from collections.abc import Sequence
+import re
+import signal
+from collections.abc import Callable, Sequence
 from itertools import pairwise
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tcmon.samplers import AllOf, Always, AnyOf, Budget, Every, Interval, Never, Ratio, Sampler, Steps
+from tcmon.samplers import AllOf, Always, AnyOf, Budget, Every, Interval, Never, OnSignal, Ratio, Sampler, Slow, Steps
 from tcmon.steps.sampler import NEVER
 
 
@@ -183,7 +185,92 @@ def test_a_budget_follows_when_steps_take_another_time(factor: float) -> None:
 
 def test_a_budget_can_be_combined() -> None:
     both = Budget(0.5) | Steps("7")
-    recorded = [n for n in range(1, 10) if both.reason(n)]
-    assert recorded == [3, 7]
-    both.observe(3, 2_000, 1_000, [1_000] * 2)
-    assert both.next_after(3) <= 7
+    assert [n for n in range(1, 4) if both.reason(n)] == [3]
+    both.observe(3, 2_000, 5_000, [1_000] * 2)
+    assert [n for n in range(4, 10) if both.reason(n)] == [7]
+    assert both.next_after(3) == 7
+
+
+@given(st.integers(1, 40), st.floats(0.01, 1))
+def test_a_budget_records_where_another_sampler_does_too(interval: int, share: float) -> None:
+    both = Budget(share) & Interval(interval)
+    first = next(n for n in range(3, 50) if n % interval == 0)
+    assert both.next_after(0) <= first
+    assert recorded(both, first) == [first]
+
+
+@given(st.integers(3, 500), st.floats(0.01, 1))
+def test_a_budget_goes_on_after_a_step_of_its_choice_that_was_not_recorded(passed: int, share: float) -> None:
+    budget = Budget(share)
+    assert budget.next_after(passed) == passed + 1
+    assert budget.reason(passed + 1) == "budget"
+    budget.observe(passed + 1, 1_000, 10_000, [1_000] * passed)
+    following = budget.next_after(passed + 1)
+    assert budget.reason(following) == "budget"
+    assert recorded(budget, following) == [following]
+
+
+@given(st.floats(3.1, 100), st.integers(1, 3))
+def test_what_recording_costs_is_not_taken_for_a_slow_step(cost: float, steps: int) -> None:
+    sampler, chosen = Slow(3, steps), []
+    for n in range(1, 300):
+        record = sampler.reason(n) is not None or n % 20 == 0
+        if sampler.watch(n, round(10_000 * (cost if record else 3.5 if n == 50 else 1)), record):
+            chosen.append(n)
+    assert chosen == [50]
+
+
+@given(st.floats(3.1, 100))
+def test_slow_steps_are_found_where_all_are_recorded(slowness: float) -> None:
+    sampler = Slow(3)
+    chosen = [n for n in range(1, 100) if sampler.watch(n, round(10_000 * (slowness if n == 40 else 1)), True)]
+    assert chosen == [40]
+
+
+class OfTheUser:
+    def reason(self, n: int) -> str | None:
+        return "mine" if n % 7 == 0 else None
+
+    def next_after(self, n: int) -> int:
+        return n + 7 - n % 7
+
+
+def test_samplers_of_the_user_combine_from_both_sides() -> None:
+    assert recorded(OfTheUser() | Steps("3"), 8) == recorded(Steps("3") | OfTheUser(), 8) == [3, 7]
+    assert recorded(OfTheUser() & Steps("6:8"), 8) == recorded(Steps("6:8") & OfTheUser(), 8) == [7]
+
+
+@pytest.mark.parametrize("other", [3, None, OfTheUser, "1,2"], ids=repr)
+def test_only_samplers_combine(other: object) -> None:
+    with pytest.raises(TypeError, match="unsupported operand"):
+        Interval(2) | other
+    with pytest.raises(TypeError, match="unsupported operand"):
+        other & Interval(2)  # type: ignore[operator]
+    with pytest.raises(TypeError, match="samplers must be objects with"):
+        AnyOf(Interval(2), other)  # type: ignore[arg-type]
+    with pytest.raises(ValueError, match="samplers must be at least one"):
+        AllOf()
+
+
+@pytest.mark.parametrize(
+    ("kind", "name"),
+    [
+        (Interval, "interval"),
+        (Steps, "windows"),
+        (Every, "seconds"),
+        (Ratio, "share"),
+        (Budget, "share"),
+        (Slow, "factor"),
+        (OnSignal, "number"),
+    ],
+)
+@pytest.mark.parametrize("value", [None, True, [], b"1"], ids=repr)
+def test_values_of_a_wrong_kind_are_named(kind: Callable[[object], object], name: str, value: object) -> None:
+    with pytest.raises(TypeError, match=f"^{name} must be .*not {re.escape(repr(value))}$"):
+        kind(value)
+
+
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGSTOP, 0, -1, 9999])
+def test_a_signal_that_no_handler_gets_is_refused(number: int) -> None:
+    with pytest.raises(ValueError, match="number must be a signal that can be handled"):
+        OnSignal(number)

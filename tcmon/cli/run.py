@@ -51,6 +51,24 @@ def _share(value: str) -> float:
     return float(value.removesuffix("%")) / 100 if value.endswith("%") else float(value)
 
 
+def _seconds(value: str) -> float:
+    units = {"s": 1, "m": 60, "h": 3600}
+    unit = units.get(value[-1:])
+    return float(value[:-1]) * unit if unit else float(value)
+
+
+def _duration(context: Context, option: Parameter, value: str | None) -> float | None:
+    if value is None:
+        return None
+    try:
+        seconds = _seconds(value)
+    except ValueError:
+        seconds = 0
+    if not 0 < seconds < 1e9:
+        raise click.BadParameter(f"{value} is no time; give seconds, or a number with s, m or h")
+    return seconds
+
+
 def _sampler(name: str, convert: Callable[[str], Any]) -> Callable[[Context, Parameter, str | None], Any]:
     def make(context: Context, option: Parameter, value: str | None) -> Any:
         if value is None:
@@ -127,9 +145,9 @@ def _recordable(context: Context, option: Parameter, value: str) -> tuple[str, .
 )
 @click.option(
     "--every",
-    metavar="SECONDS",
-    callback=_sampler("Every", float),
-    help="Record a training step every so many seconds instead.",
+    metavar="TIME",
+    callback=_sampler("Every", _seconds),
+    help="Record a training step every so many seconds instead, as in 60s or 5m.",
 )
 @click.option(
     "--ratio",
@@ -145,9 +163,9 @@ def _recordable(context: Context, option: Parameter, value: str) -> tuple[str, .
 )
 @click.option(
     "--hang-after",
-    metavar="SECONDS",
-    type=click.FloatRange(0, min_open=True),
-    help="Note where all threads stand when there was no step for so long.",
+    metavar="TIME",
+    callback=_duration,
+    help="Note where all threads stand when there was no step for so long, as in 300s.",
 )
 @click.option(
     "--max-bytes",

@@ -16,7 +16,9 @@ from dataclasses import dataclass, field
 from math import ceil
 from statistics import median
 from time import perf_counter_ns
-from typing import Protocol, runtime_checkable
+from typing import Protocol, TypeGuard, runtime_checkable
+
+from tcmon.monitoring.interruptions import is_interruption
 
 NEVER = 1 << 62
 """As the next step: none."""
@@ -52,8 +54,8 @@ class Observer(Protocol):
 class Watcher(Protocol):
     """A sampler that looks at every step."""
 
-    def watch(self, n: int, took_ns: int) -> bool:
-        """Step `n` is over, recorded or not. Whether a step is chosen by that, so that it must be asked again."""
+    def watch(self, n: int, took_ns: int, recorded: bool) -> bool:
+        """Step `n` is over, and took `took_ns`. Whether a step is chosen by that, so that it must be asked again."""
 
 
 def parts(sampler: Sampler) -> Iterator[Sampler]:
@@ -69,11 +71,31 @@ class Combinable:
 
     __slots__ = ()
 
-    def __or__(self: Sampler, other: Sampler) -> AnyOf:
-        return AnyOf(self, other)
+    def __or__(self: Sampler, other: object) -> AnyOf:
+        return AnyOf(self, other) if _is_sampler(other) else NotImplemented
 
-    def __and__(self: Sampler, other: Sampler) -> AllOf:
-        return AllOf(self, other)
+    def __ror__(self: Sampler, other: object) -> AnyOf:
+        return AnyOf(other, self) if _is_sampler(other) else NotImplemented
+
+    def __and__(self: Sampler, other: object) -> AllOf:
+        return AllOf(self, other) if _is_sampler(other) else NotImplemented
+
+    def __rand__(self: Sampler, other: object) -> AllOf:
+        return AllOf(other, self) if _is_sampler(other) else NotImplemented
+
+
+def _is_sampler(value: object) -> TypeGuard[Sampler]:
+    return isinstance(value, Sampler) and not isinstance(value, type)
+
+
+def _check_whole(name: str, value: object) -> None:
+    if not isinstance(value, int) or isinstance(value, bool):
+        raise TypeError(f"{name} must be a whole number, not {value!r}")
+
+
+def _check_number(name: str, value: object) -> None:
+    if not isinstance(value, int | float) or isinstance(value, bool):
+        raise TypeError(f"{name} must be a number, not {value!r}")
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,6 +110,8 @@ class Interval(Combinable):
     warmup: int = 0
 
     def __post_init__(self) -> None:
+        _check_whole("interval", self.interval)
+        _check_whole("warmup", self.warmup)
         if self.interval < 1:
             raise ValueError(f"interval must be at least 1, not {self.interval}")
         if self.warmup < 0:
@@ -139,6 +163,8 @@ class Steps(Combinable):
     _high: tuple[int, ...] = field(init=False, repr=False)
 
     def __post_init__(self) -> None:
+        if type(self.windows) is not str:
+            raise TypeError(f"windows must be a text as 1,5,100:120, not {self.windows!r}")
         spans = sorted(_span(part.strip(), self.windows) for part in self.windows.split(","))
         joined: list[tuple[int, int]] = []
         for low, high in spans:
@@ -183,6 +209,7 @@ class Every(Combinable):
     _chosen: int = field(default=0, init=False, repr=False)
 
     def __post_init__(self) -> None:
+        _check_number("seconds", self.seconds)
         if not 0 < self.seconds < 1e9:
             raise ValueError(f"seconds must be more than 0, not {self.seconds}")
 
@@ -210,6 +237,8 @@ class Ratio(Combinable):
     seed: int = 0
 
     def __post_init__(self) -> None:
+        _check_number("share", self.share)
+        _check_whole("seed", self.seed)
         if not 0 <= self.share <= 1:
             raise ValueError(f"share must lie within 0 and 1, not {self.share}")
 
@@ -243,6 +272,7 @@ class Budget(Combinable):
     __slots__ = ("_cost", "_next", "_passed", "_spent", "_usual", "share")
 
     def __init__(self, share: float) -> None:
+        _check_number("share", share)
         if not 0 < share <= 1:
             raise ValueError(f"share must lie above 0 and up to 1, not {share}")
         self.share = share
@@ -253,10 +283,11 @@ class Budget(Combinable):
         self._usual: float | None = None
 
     def reason(self, n: int) -> str | None:
-        return "budget" if n == self._next else None
+        # Not only the step itself: it may have passed unrecorded, while paused or by the word of another sampler.
+        return "budget" if n >= self._next else None
 
     def next_after(self, n: int) -> int:
-        return max(n + 1, self._next) if self._next > n else NEVER
+        return max(n + 1, self._next)
 
     def observe(self, n: int, took_ns: int, spent_ns: int, others_ns: list[int]) -> None:
         """Step `n` was recorded and took `took_ns`; then `spent_ns` were spent on its records.
@@ -285,23 +316,24 @@ class Budget(Combinable):
 class Slow(Combinable):
     """Record the next `steps` steps after one that took more than `factor` times the usual.
 
-    The usual time is a running median of all steps, that moves by a little with each (stochastic approximation; Robbins
-    and Monro, 1951); the first ten steps only set it. Looks at every step, recorded or not, at the cost of a call each.
-    Ranks of one run record different steps. Raises `ValueError` unless `factor` is above 1 and `steps` at least 1.
+    The usual time is a running median, that moves by a little with each step (stochastic approximation; Robbins and
+    Monro, 1951); the first ten steps only set it. Recorded steps have one of their own, so that what recording costs
+    is not taken for slowness. Looks at every step, at the cost of a call each. Ranks of one run record different steps.
+    Raises `ValueError` unless `factor` is above 1 and `steps` at least 1.
     """
 
-    __slots__ = ("_first", "_seen", "_until", "_usual", "factor", "steps")
+    __slots__ = ("_until", "_usual", "factor", "steps")
 
     def __init__(self, factor: float = 3.0, steps: int = 1) -> None:
+        _check_number("factor", factor)
+        _check_whole("steps", steps)
         if not 1 < factor < 1e9:
             raise ValueError(f"factor must be above 1, not {factor}")
         if steps < 1:
             raise ValueError(f"steps must be at least 1, not {steps}")
         self.factor = factor
         self.steps = steps
-        self._first: list[int] = []
-        self._usual = 0.0
-        self._seen = 0
+        self._usual = _Usual(), _Usual()
         self._until = 0
 
     def reason(self, n: int) -> str | None:
@@ -310,15 +342,9 @@ class Slow(Combinable):
     def next_after(self, n: int) -> int:
         return n + 1 if n < self._until else NEVER
 
-    def watch(self, n: int, took_ns: int) -> bool:
+    def watch(self, n: int, took_ns: int, recorded: bool) -> bool:
         """Step `n` is over. Whether a step is chosen by that."""
-        self._seen += 1
-        if self._seen <= _SETTLING:
-            self._first.append(took_ns)
-            self._usual = median(self._first)
-        slow = self._seen > _SETTLING and took_ns > self.factor * self._usual
-        step = max(self._usual * _PACE, 1.0)
-        self._usual += step if took_ns > self._usual else -step
+        slow = self._usual[recorded].exceeded(took_ns, self.factor)
         if slow:
             self._until = n + self.steps
         return slow
@@ -327,18 +353,45 @@ class Slow(Combinable):
         return f"Slow(factor={self.factor}, steps={self.steps})"
 
 
+class _Usual:
+    """A running median of the times of steps."""
+
+    __slots__ = ("_first", "_median", "_seen")
+
+    def __init__(self) -> None:
+        self._first: list[int] = []
+        self._median = 0.0
+        self._seen = 0
+
+    def exceeded(self, took_ns: int, factor: float) -> bool:
+        """Take one more step into account. Whether it took more than `factor` times the usual."""
+        self._seen += 1
+        if self._seen <= _SETTLING:
+            self._first.append(took_ns)
+            self._median = median(self._first)
+            return False
+        usual = self._median
+        step = max(usual * _PACE, 1.0)
+        self._median += step if took_ns > usual else -step
+        return took_ns > factor * usual
+
+
 class OnSignal(Combinable):
     """Record the next `steps` training steps when the process gets a signal, as by `kill -USR1 PID`.
 
     The handler is installed when a session begins in the main thread, hands on to the one that was there, and is taken
-    back at its end if the program has not put another in its place. Raises `ValueError` if `number` is no signal or
-    `steps` is less than 1.
+    back at its end if the program has not put another in its place. Raises `ValueError` if `number` is no signal that
+    can be handled or `steps` is less than 1.
     """
 
     __slots__ = ("_asked", "_until", "number", "steps")
 
     def __init__(self, number: int = signal.SIGUSR1, steps: int = 1) -> None:
-        self.number = signal.Signals(number)
+        _check_whole("number", number)
+        if number not in signal.valid_signals() or number in (signal.SIGKILL, signal.SIGSTOP):
+            raise ValueError(f"number must be a signal that can be handled, not {number}")
+        _check_whole("steps", steps)
+        self.number = number
         if steps < 1:
             raise ValueError(f"steps must be at least 1, not {steps}")
         self.steps = steps
@@ -359,7 +412,15 @@ class OnSignal(Combinable):
         return n + 1 if self._asked or n < self._until else NEVER
 
     def __repr__(self) -> str:
-        return f"OnSignal({self.number.name}, steps={self.steps})"
+        return f"OnSignal({signal_name(self.number)}, steps={self.steps})"
+
+
+def signal_name(number: int) -> str:
+    """A signal's name; those of real time have none."""
+    try:
+        return signal.Signals(number).name
+    except ValueError:
+        return str(number)
 
 
 class AnyOf(Combinable):
@@ -368,6 +429,7 @@ class AnyOf(Combinable):
     __slots__ = ("samplers",)
 
     def __init__(self, *samplers: Sampler) -> None:
+        _check_samplers(samplers)
         self.samplers = samplers
 
     def reason(self, n: int) -> str | None:
@@ -391,6 +453,7 @@ class AllOf(Combinable):
     __slots__ = ("samplers",)
 
     def __init__(self, *samplers: Sampler) -> None:
+        _check_samplers(samplers)
         self.samplers = samplers
 
     def reason(self, n: int) -> str | None:
@@ -410,6 +473,14 @@ class AllOf(Combinable):
 
     def __repr__(self) -> str:
         return " & ".join(f"({each!r})" if isinstance(each, AnyOf) else repr(each) for each in self.samplers)
+
+
+def _check_samplers(samplers: tuple[object, ...]) -> None:
+    if not samplers:
+        raise ValueError("samplers must be at least one")
+    for sampler in samplers:
+        if not _is_sampler(sampler):
+            raise TypeError(f"samplers must be objects with reason(n) and next_after(n), not {type(sampler).__name__}")
 
 
 def _tell(samplers: tuple[Sampler, ...], n: int, took_ns: int, spent_ns: int, others_ns: list[int]) -> None:
@@ -433,6 +504,16 @@ class Steered:
     def chosen(self) -> Sampler:
         """The sampler that decides unless the user does."""
         return self._sampler.sampler if isinstance(self._sampler, Guarded) else self._sampler
+
+    @property
+    def given_up(self) -> bool:
+        """Whether the user's sampler has failed, and another one decides."""
+        return isinstance(self._sampler, Guarded) and self._sampler.given_up
+
+    def give_up(self, what: str, error: Exception) -> None:
+        """The sampler has failed: the one that was to take its place then decides from here on."""
+        if isinstance(self._sampler, Guarded):
+            self._sampler.give_up(what, error)
 
     @property
     def observer(self) -> Observer | None:
@@ -471,9 +552,11 @@ class Guarded:
             reason = self.sampler.reason(n)
             if reason is None or type(reason) is str:
                 return reason
-            self._give_up(f"reason({n}) gave neither a text nor None", None)
+            self.give_up(f"reason({n}) gave neither a text nor None", None)
         except Exception as error:
-            self._give_up(f"reason({n}) raised {type(error).__name__}", error)
+            if is_interruption(error):
+                raise
+            self.give_up(f"reason({n}) raised {type(error).__name__}", error)
         return self.sampler.reason(n)
 
     def next_after(self, n: int) -> int:
@@ -481,11 +564,20 @@ class Guarded:
             following = self.sampler.next_after(n)
             if type(following) is int and following > n:
                 return following
-            self._give_up(f"next_after({n}) gave no step after {n}", None)
+            self.give_up(f"next_after({n}) gave no step after {n}", None)
         except Exception as error:
-            self._give_up(f"next_after({n}) raised {type(error).__name__}", error)
+            if is_interruption(error):
+                raise
+            self.give_up(f"next_after({n}) raised {type(error).__name__}", error)
         return self.sampler.next_after(n)
 
-    def _give_up(self, what: str, error: Exception | None) -> None:
-        self.sampler = self._instead
-        self._failed(what, error)
+    @property
+    def given_up(self) -> bool:
+        """Whether the other sampler decides."""
+        return self.sampler is self._instead
+
+    def give_up(self, what: str, error: Exception | None) -> None:
+        """Let the other sampler decide from here on; said once."""
+        if not self.given_up:
+            self.sampler = self._instead
+            self._failed(what, error)
