@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import sys
 import threading
 from array import array
@@ -55,7 +54,8 @@ class Attached:
         from tcmon.trace.reader import open_run
 
         columns: dict[str, StepColumns] = {}
-        [process] = [each for each in open_run(self.run_dir).processes if each.pid == os.getpid()]
+        own = self._session.trace.name
+        [process] = [each for each in open_run(self.run_dir).processes if each.trace.name == own]
         for step in every_step(process):
             times = step.times
             if times.role != OUTSIDE:

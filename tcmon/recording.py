@@ -33,11 +33,12 @@ from tcmon.trace.writer import TraceWriter, lines, steps_records
 class Recording:
     """The trace of this process: every step's times, and all that the recorders keep of recorded steps.
 
+    Its files are `trace`, and the journal beside it. `process` holds what the first record says of the process, and
     `overhead` is asked for what monitoring has cost so far. Raises `OSError` if the files can't be made.
     """
 
     def __init__(
-        self, directory: Path, origin: int, start_unix_ns: int, overhead: Callable[[], dict[str, int]]
+        self, trace: Path, origin: int, process: dict[str, Any], overhead: Callable[[], dict[str, int]]
     ) -> None:
         self._pid = os.getpid()
         self._origin = origin
@@ -56,9 +57,9 @@ class Recording:
         self._names = NameTable(Returned, Yielded)
         self._switch_ns = 0
         self._write_ns = 0
-        self._trace = TraceWriter(directory / f"trace-{self._pid}.jsonl")
-        self._trace.write([{"kind": "process", "format": FORMAT, "pid": self._pid, "start_unix_ns": start_unix_ns}])
-        self._journal = StepJournal(directory / f"trace-{self._pid}.journal", origin, self._journal_full)
+        self._trace = TraceWriter(trace)
+        self._trace.write([{"kind": "process", "format": FORMAT, "pid": self._pid, **process}])
+        self._journal = StepJournal(trace.with_suffix(".journal"), origin, self._journal_full)
         self.step_times: Callable[[int, int, int, int, int, int], None] = self._journal.add
         self.observers: dict[str, Callable[[int, int, int, list[int]], None]] = {}
         """Told of each recorded step of a role: its number, time, time spent on records, times of others before it."""

@@ -6,11 +6,11 @@ import atexit
 import datetime
 import enum
 import functools
+import itertools
 import os
 import platform
 import socket
 import sys
-import time
 import weakref
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -38,7 +38,9 @@ from tcmon.steps.named import NamedLoops
 from tcmon.steps.sampler import Budget, Guarded, Interval, Sampler, Steered
 from tcmon.steps.tracker import Tracker
 from tcmon.steps.triggers import Triggers
+from tcmon.trace.clock import zero_on_wall_clock
 from tcmon.trace.directory import make_run_directory
+from tcmon.trace.ranks import rank_from
 from tcmon.trace.records import FORMAT
 from tcmon.trace.secrets import masked
 from tcmon.trace.writer import write_atomically
@@ -61,6 +63,8 @@ class Session:
         self.origin = origin
         """What began it: a place of the program, or a command."""
         named_loops = options.named_loops()
+        self.rank = rank_from(os.environ)
+        """Which rank of a distributed run this process is, if its launcher tells."""
         self._pid = os.getpid()
         self._origin = perf_counter_ns()
         self._state = _State.RUNNING
@@ -70,10 +74,11 @@ class Session:
             # First, since without them there is nothing to make a directory for.
             self._tools.append(tracking := Tool("tcmon"))
             self._tools.append(capturing := Tool("tcmon capture"))
-            self.run_dir = make_run_directory(options.out, script)
+            self.run_dir = make_run_directory(options.out, script, self.rank.launch if self.rank else None)
             self._meta = self._facts(command, script)
             self._write_meta()
-            self._recording = Recording(self.run_dir, self._origin, self._meta["start_unix_ns"], self._overhead)
+            self.trace = self._new_trace()
+            self._recording = Recording(self.trace, self._origin, self._process(), self._overhead)
         except TcmonError:
             self._release()
             raise
@@ -280,7 +285,8 @@ class Session:
 
     def _facts(self, command: Sequence[str], script: str) -> dict[str, Any]:
         """What run.json says."""
-        started = time.time_ns()
+        started, uncertain = zero_on_wall_clock(self._origin)
+        ranks = {} if self.rank is None else {"rank": self.rank.rank, "world_size": self.rank.world_size}
         return {
             "format": FORMAT,
             "tcmon": __version__,
@@ -295,10 +301,29 @@ class Session:
             "pid": self._pid,
             "started": datetime.datetime.fromtimestamp(started / 1e9, datetime.UTC).isoformat(timespec="seconds"),
             "start_unix_ns": started,
+            "start_uncertain_ns": uncertain,
+            **ranks,
             "options": self.options.as_record(),
             "loops": [],
             "ended": None,
         }
+
+    def _process(self) -> dict[str, Any]:
+        """What the trace says of this process, since run.json is of one process only."""
+        facts = {name: self._meta[name] for name in ("start_unix_ns", "start_uncertain_ns", "host")}
+        facts["parent"] = os.getppid()
+        if self.rank is not None:
+            facts |= {"rank": self.rank.rank, "local_rank": self.rank.local_rank}
+            facts |= {"world_size": self.rank.world_size, "restart": self.rank.restart}
+        return facts
+
+    def _new_trace(self) -> Path:
+        """The file of this session; ranks share a directory, and may be attached to more than once."""
+        if self.rank is None or self.rank.launch is None:
+            return self.run_dir / f"trace-{self._pid}.jsonl"
+        name = f"trace-{self.rank.stem}{self._pid}"
+        names = (f"{name}.{number}.jsonl" if number > 1 else f"{name}.jsonl" for number in itertools.count(1))
+        return next(trace for trace in map(self.run_dir.joinpath, names) if not os.path.lexists(trace))
 
     def _loop_found(self, code: CodeType, proposal: Proposal, found: str) -> int:
         record: dict[str, Any] = {
@@ -352,7 +377,10 @@ class Session:
             # Otherwise the trace has it too, and at the end this is tried again.
 
     def _write_meta(self) -> None:
-        write_atomically(self.run_dir / "run.json", self._meta)
+        # Of several ranks, each has its own facts: any of them may be all that is left.
+        shares = self.rank is not None and self.rank.launch is not None and self.rank.rank > 0
+        name = f"run-rank{self.rank.rank}.json" if shares and self.rank else "run.json"
+        write_atomically(self.run_dir / name, self._meta)
 
     def _seen(self) -> dict[str, int]:
         return {

@@ -36,10 +36,18 @@ LINES = 60
     type=click.IntRange(1),
     help=f"Show N functions, or with --step N lines of calls.  [default: {FUNCTIONS}, or {LINES}]",
 )
+@click.option("--rank", metavar="N", type=click.IntRange(0), help="Of a distributed run, show rank N.  [default: 0]")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object instead.")
 @click.option("--no-color", is_flag=True, help="Plain text also on a terminal.")
 def report(
-    directory: Path, *, step: int | None, role: str | None, top: int | None, as_json: bool, no_color: bool
+    directory: Path,
+    *,
+    step: int | None,
+    role: str | None,
+    top: int | None,
+    rank: int | None,
+    as_json: bool,
+    no_color: bool,
 ) -> None:
     """Show the summary of a run, or with --step one recorded step as a tree of calls.
 
@@ -50,7 +58,7 @@ def report(
     from tcmon.trace.reader import open_run
 
     try:
-        run = open_run(directory)
+        run = open_run(directory, rank)
         if step is None:
             _summary(run, top or FUNCTIONS, as_json=as_json, no_color=no_color)
         else:

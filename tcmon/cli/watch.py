@@ -77,7 +77,7 @@ class _End:
             return  # a fork: the session is its parent's
         # Each by itself: what keeps tcmon's own modules from being put back doesn't keep the trace from its end.
         self._attempt(self._finish, "the trace may lack its end")
-        if not self._quiet:
+        if not self._quiet and (self._session.rank is None or self._session.rank.rank == 0):
             self._attempt(self._summarise, "there is no summary")
 
     def _attempt(self, action: Callable[[], None], without: str) -> None:

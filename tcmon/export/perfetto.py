@@ -123,7 +123,8 @@ class _ProcessExport:
         self._functions: dict[int, str] = {}
 
     def write(self, order: int) -> None:
-        name = f"{PurePath(self._run.meta.script).name} (pid {self._process.pid})"
+        rank = "" if self._process.rank is None else f"rank {self._process.rank}, "
+        name = f"{PurePath(self._run.meta.script).name} ({rank}pid {self._process.pid})"
         self._trace.process(self._process.pid, name, order)
         self._write_steps()
         try:

@@ -7,6 +7,7 @@ import dataclasses
 from collections.abc import Mapping, Sequence
 
 from tcmon.report.anatomy import LineSummary
+from tcmon.report.frontier import Frontier
 from tcmon.report.onestep import OneStep
 from tcmon.report.summary import (
     STEP_ROLES,
@@ -28,7 +29,8 @@ def as_json(summary: Summary, *, all_loops: bool = False, findings: Sequence[Fin
     `run` holds the facts of the run, `loops` the loops that count steps (every loop with `all_loops`),
     `steps` the figures by role, `lines` where in the loops' own code the time of recorded steps goes,
     `functions` those with the most self time over recorded steps, `overhead` what watching cost, `dropped`
-    what the trace lacks, `ranks` the figures of each process, and `findings` those of health checks, if any
+    what the trace lacks, `ranks` the figures of each process, `missing` what is not there of them, `frontier` which
+    rank holds the others up in which phase, and `findings` those of health checks, if any
     ran, which `checks` says.
     """
     main = summary.main
@@ -42,6 +44,8 @@ def as_json(summary: Summary, *, all_loops: bool = False, findings: Sequence[Fin
         "dropped": _dropped(main),
         "notes": [{"level": each.level, "text": each.text} for each in main.notes],
         "ranks": [_rank(each, all_loops=all_loops) for each in summary.processes],
+        "missing": list(summary.missing),
+        "frontier": None if summary.frontier is None else _frontier(summary.frontier),
         "findings": [finding_as_json(each) for each in findings or ()],
         "checks": "not run" if findings is None else "run",
     }
@@ -183,7 +187,8 @@ def _dropped(process: ProcessSummary) -> Json:
 
 def _rank(process: ProcessSummary, *, all_loops: bool) -> Json:
     return {
-        "rank": None,
+        "rank": process.rank,
+        "restart": process.restart,
         "pid": process.pid,
         "complete": process.end is not None,
         "calls": process.calls,
@@ -191,6 +196,44 @@ def _rank(process: ProcessSummary, *, all_loops: bool) -> Json:
         "steps": _steps(process, all_loops=all_loops),
         "overhead": _overhead(process.overhead, process.steps),
         "dropped": _dropped(process),
+    }
+
+
+def _frontier(frontier: Frontier) -> Json:
+    return {
+        "first": frontier.first,
+        "last": frontier.last,
+        "exposed_ms": milliseconds(frontier.exposed_ns),
+        "exposed_by_phase_ms": {phase: milliseconds(ns) for phase, ns in frontier.exposed.items()},
+        "clocks_uncertain_ms": milliseconds(frontier.uncertain_ns),
+        "ranks": [
+            {
+                "rank": each.rank,
+                "steps": each.steps,
+                "phases_p50_ms": {phase: milliseconds(ns) for phase, ns in each.phases.items()},
+            }
+            for each in frontier.ranks
+        ],
+        "delays": [
+            {
+                "phase": each.phase,
+                "rank": each.rank,
+                "ms": milliseconds(each.ns),
+                "steps": each.steps,
+                "share": each.share,
+            }
+            for each in frontier.delays
+        ],
+        "slow_steps": [
+            {
+                "n": each.n,
+                "ms": milliseconds(each.ns),
+                "phase": each.phase,
+                "rank": each.rank,
+                "excess_ms": milliseconds(each.excess_ns),
+            }
+            for each in frontier.slow
+        ],
     }
 
 

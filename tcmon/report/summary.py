@@ -1,14 +1,15 @@
 """Sums up a run: what it was, how its steps went, where their time went, and what watching them cost."""
 
 from collections import Counter
-from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from heapq import nlargest
 from itertools import chain
 from pathlib import Path
 from typing import Final
 
 from tcmon.report.anatomy import LineSummary, LineTimes
+from tcmon.report.frontier import Frontier, frontier_of
 from tcmon.report.state import State, state_of
 from tcmon.report.steptimes import Comparison, Slice, StepLog, compare_recorded, evaluated_within, profile, quantile
 from tcmon.trace.calltree import FunctionTimes, add_calls, lost_function
@@ -148,6 +149,15 @@ class ProcessSummary:
     overhead: OverheadSummary
     dropped: DroppedSummary
     notes: tuple[Note, ...]
+    rank: int | None = None
+    restart: int = 0
+
+    @property
+    def label(self) -> str:
+        """What to call it: its rank, or its process id."""
+        if self.rank is None:
+            return f"process {self.pid}"
+        return f"rank {self.rank}" + (f", restart {self.restart}" if self.restart else "")
 
     def shown_loops(self, *, all_loops: bool) -> list[LoopSummary]:
         """The loops that count steps, or all of them."""
@@ -166,6 +176,9 @@ class Summary:
     meta: RunMeta
     state: State
     processes: tuple[ProcessSummary, ...]
+    frontier: Frontier | None = None
+    missing: tuple[str, ...] = ()
+    """What is not there of the ranks of a distributed run."""
 
     @property
     def main(self) -> ProcessSummary:
@@ -191,15 +204,40 @@ def summarise(run: Run, *, top: int = 10) -> Summary:
     processes = [_summarise(process, run.meta, top) for process in run.processes]
     if not processes:
         processes.append(_Gathering(run.meta.loops, []).summary(run.meta.pid, None, None, top))
-    return Summary(run.path, run.meta, state_of(run.meta, processes[0].end), tuple(processes))
+    state = state_of(run.meta, processes[0].end)
+    return Summary(run.path, run.meta, state, tuple(processes), frontier_of(run), tuple(_missing(run.meta, processes)))
+
+
+def _missing(meta: RunMeta, processes: Sequence[ProcessSummary]) -> Iterator[str]:
+    if meta.world_size is None:
+        return
+    of_ranks: dict[int, list[ProcessSummary]] = {}
+    for each in processes:
+        if each.rank is not None:
+            of_ranks.setdefault(each.rank, []).append(each)
+    if not of_ranks:
+        return
+    if absent := sorted(set(range(meta.world_size)) - set(of_ranks)):
+        of = f"{'rank' if len(absent) == 1 else 'ranks'} {', '.join(map(str, absent[:20]))}"
+        yield f"no trace of {of}{', ...' if len(absent) > 20 else ''} of {meta.world_size}"
+    latest = {rank: max(each, key=lambda one: one.restart) for rank, each in sorted(of_ranks.items())}
+    most = max(each.steps["train"].count for each in latest.values())
+    for each in latest.values():
+        if (steps := each.steps["train"].count) < most:
+            yield f"{each.label} has {steps:,} training steps, others {most:,}"
+    for each in processes:
+        if each.rank is not None and each.end is None:
+            yield f"{each.label} (pid {each.pid}) has not written its end: it was killed, or still runs"
 
 
 def _summarise(process: Process, meta: RunMeta, top: int) -> ProcessSummary:
-    gathering = _Gathering(meta.loops if process.pid == meta.pid else (), process.unwritten_steps())
+    leads = process.pid == meta.pid and process.rank in (None, meta.rank)
+    gathering = _Gathering(meta.loops if leads else (), process.unwritten_steps())
     reading = process.read(details=("lines",))
     for record in reading:
         gathering.add(record)
-    return gathering.summary(process.pid, process.trace, reading, top)
+    summary = gathering.summary(process.pid, process.trace, reading, top)
+    return replace(summary, rank=process.rank, restart=process.restart)
 
 
 class _Gathering:

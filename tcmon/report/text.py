@@ -1,7 +1,7 @@
 """A summary for people: one screen of text, coloured on a terminal that wants colours."""
 
 import shlex
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Final
 
@@ -12,6 +12,7 @@ from rich.text import Text
 
 from tcmon.report import wording
 from tcmon.report.anatomy import source_line
+from tcmon.report.frontier import STEP_PHASES
 from tcmon.report.layout import (
     BAD,
     FAINT,
@@ -35,6 +36,11 @@ _LABEL_WIDTH: Final = 10
 _PLACE_WIDTH: Final = 16
 _NOTES_SHOWN: Final = 5
 _LINES_SHOWN: Final = 8
+_RANKS_SHOWN: Final = 16
+_DELAYS_SHOWN: Final = 3
+_RANK_WIDTH: Final = 30
+_PHASE_WIDTH: Final = 10
+_PHASE_NAMES: Final = {"wait": "data wait", "evaluation": "eval", "checkpoint": "saving"}
 _LEAST_SHARE: Final = 0.005
 _CHANGED: Final = "(its source is gone, or was changed since the run began)"
 
@@ -57,6 +63,7 @@ def render(summary: Summary, console: Console, *, all_loops: bool = False) -> No
         page.heading(),
         page.loops(),
         page.steps(),
+        page.ranks(),
         page.course(),
         page.anatomy(),
         page.functions(),
@@ -124,6 +131,64 @@ class _Page:
                 times = (wording.duration(each) for each in (own.p50_ns, own.p95_ns, own.max_ns))
                 rows.add_row("  less eval", "", "", *times, "")
         yield rows
+
+    def ranks(self) -> Iterator[RenderableType]:
+        """The ranks side by side, and which of them holds the others up."""
+        processes = [each for each in self._summary.processes if each.rank is not None]
+        frontier = self._summary.frontier
+        if len(processes) < 2 and not self._summary.missing:
+            return
+        of_ranks: dict[int | None, Mapping[str, float]] = {}
+        if frontier is not None:
+            of_ranks = {each.rank: each.phases for each in frontier.ranks}
+        most = {phase: max((phases.get(phase, 0) for phases in of_ranks.values()), default=0) for phase in STEP_PHASES}
+        # The phases that take most, as many as there is room for; all of them are in --json.
+        longest = sorted(filter(most.__getitem__, STEP_PHASES), key=lambda phase: -most[phase])
+        longest = longest[: (self._width - _RANK_WIDTH) // _PHASE_WIDTH]
+        shown = [phase for phase in STEP_PHASES if phase in longest]
+        rows = table()
+        rows.add_column("Rank", no_wrap=True)
+        for head in ("steps", "p50", *(_PHASE_NAMES.get(phase, phase) for phase in shown)):
+            rows.add_column(head, justify="right", no_wrap=True)
+        for each in sorted(processes, key=lambda each: (each.rank or 0, each.restart))[:_RANKS_SHOWN]:
+            steps = each.steps["train"]
+            phases = of_ranks.get(each.rank, {})
+            rows.add_row(
+                f"{each.rank} (restart {each.restart})" if each.restart else str(each.rank),
+                wording.count(steps.count),
+                wording.duration(steps.p50_ns),
+                *(wording.duration(phases.get(phase, 0)) for phase in shown),
+            )
+        yield rows
+        if len(processes) > _RANKS_SHOWN:
+            yield Text(f"{len(processes) - _RANKS_SHOWN} more ranks in --json", FAINT)
+        yield from self._held_up()
+        for missing in self._summary.missing[:_NOTES_SHOWN]:
+            yield self._text(missing, BAD)
+
+    def _held_up(self) -> Iterator[RenderableType]:
+        frontier = self._summary.frontier
+        if frontier is None:
+            return
+        for delay in frontier.delays[:_DELAYS_SHOWN]:
+            phase = _PHASE_NAMES.get(delay.phase, delay.phase)
+            per_step = wording.duration(delay.ns / delay.steps)
+            yield Text(
+                f"rank {delay.rank} holds the others up in phase {phase}: {per_step} in each of "
+                f"{wording.counted(delay.steps, 'step')}, {wording.share(delay.share)} of the time",
+                BAD,
+            )
+        for slow in frontier.slow[:_DELAYS_SHOWN]:
+            where = f"phase {_PHASE_NAMES.get(slow.phase, slow.phase)}"
+            who = "of all ranks" if slow.rank is None else f"of rank {slow.rank}"
+            yield Text(
+                f"slow step {slow.n:,} ({wording.duration(slow.ns)}) begins in {where} {who}: "
+                f"{wording.duration(slow.excess_ns)} more than usual"
+            )
+        if frontier.uncertain_ns is not None:
+            yield Text(f"clocks of the ranks agree to {wording.duration(frontier.uncertain_ns)}", FAINT)
+        else:
+            yield Text("ranks ran on several hosts: steps are compared without their clocks", FAINT)
 
     def course(self) -> Iterator[RenderableType]:
         shown = self._main.shown_steps(all_loops=self._all_loops)
@@ -212,6 +277,8 @@ class _Page:
         if len(notes) > _NOTES_SHOWN:
             yield _labelled("", Text(f"{len(notes) - _NOTES_SHOWN} more notes in the trace"))
         for process in self._summary.processes[1:]:
+            if process.rank is not None:
+                continue  # beside the others above
             yield _labelled("Also", self._text(self._other(process)))
 
     def whereabouts(self) -> Iterator[Text]:
@@ -300,7 +367,7 @@ class _Page:
     def _other(self, process: ProcessSummary) -> str:
         shown = process.shown_steps(all_loops=self._all_loops)
         counts = [wording.counted(each.count, f"{each.role} step") for each in shown if each.count]
-        return f"process {process.pid}: {', '.join(counts) or 'no steps'}"
+        return f"{process.label}: {', '.join(counts) or 'no steps'}"
 
     def _place(self, function: Function, width: int) -> str:
         return wording.place(function.file, function.line, self._cwd, width, self._ellipsis, self._encoding)

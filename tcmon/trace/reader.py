@@ -35,7 +35,8 @@ from tcmon.trace.records import (
 )
 
 _META: Final = "run.json"
-_TRACE: Final = re.compile(r"trace-(\d{1,19})\.jsonl")
+_META_OF_RANK: Final = re.compile(r"run-rank(\d{1,9})\.json")
+_TRACE: Final = re.compile(r"trace-(?:rank(\d{1,9})\.(\d{1,9})-)?(\d{1,19})(?:\.(\d{1,9}))?\.jsonl")
 
 # The writer's lines are far shorter; what is longer is damage, and must not be held in memory.
 LINE_LIMIT: Final = 64 << 20
@@ -51,8 +52,8 @@ _OF_A_LOOP: Final = (Steps, Step, *OF_A_STEP)
 OPEN_STEPS: Final = 16
 
 
-def open_run(path: Path) -> "Run":
-    """The run that the directory `path` holds.
+def open_run(path: Path, rank: int | None = None) -> "Run":
+    """The run that the directory `path` holds, with the facts of `rank`, or of the lowest rank that left any.
 
     Raises TcmonError when there is no such directory or no run in it, when its run.json is damaged, and
     when another format than this version's was written by a later one.
@@ -61,9 +62,17 @@ def open_run(path: Path) -> "Run":
     try:
         if not path.is_dir():
             raise TcmonError(f"not a directory: {name}" if path.exists() else f"no such directory: {name}")
-        data = (path / _META).read_bytes()
         files = sorted(path.iterdir())
+        of_ranks = {int(match[1]): match[0] for each in files if (match := _META_OF_RANK.fullmatch(each.name))}
+        chosen = _META
+        if rank:
+            chosen = of_ranks.get(rank, f"run-rank{rank}.json")
+        elif rank is None and of_ranks and not (path / _META).exists():
+            chosen = of_ranks[min(of_ranks)]  # rank 0 wrote to another disk, or died first
+        data = (path / chosen).read_bytes()
     except FileNotFoundError:
+        if rank is not None:
+            raise TcmonError(f"{name} holds nothing of rank {rank}") from None
         raise TcmonError(f"{name} holds no tcmon run (no {_META})") from None
     except (OSError, ValueError) as error:
         raise TcmonError(f"{name} can't be read: {reason_of(error)}") from None
@@ -72,10 +81,21 @@ def open_run(path: Path) -> "Run":
         require_known(records.read_format(facts), name)
         meta = records.read_meta(facts)
     except Damaged as damage:
-        raise TcmonError(f"{_META} is damaged in {name}: {damage}") from None
-    processes = [Process(each, int(match[1])) for each in files if (match := _TRACE.fullmatch(each.name))]
-    processes.sort(key=lambda process: (process.pid != meta.pid, process.pid))
+        raise TcmonError(f"{chosen} is damaged in {name}: {damage}") from None
+    if rank is not None and (meta.rank or 0) != rank:
+        raise TcmonError(f"{name} holds nothing of rank {rank}")
+    processes = [_process(each, match) for each in files if (match := _TRACE.fullmatch(each.name))]
+    # A rank that was started anew, or attached to again, shows its latest trace first.
+    processes.sort(key=lambda each: (each.rank or 0, -each.restart, each.pid, -each.session))
+    processes.sort(key=lambda each: not (each.pid == meta.pid and each.rank in (None, meta.rank)))
     return Run(path, meta, tuple(processes))
+
+
+def _process(trace: Path, match: re.Match[str]) -> "Process":
+    rank, restart, pid, session = match.groups()
+    return Process(
+        trace, int(pid), None if rank is None else int(rank), int(restart or 0), 1 if session is None else int(session)
+    )
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,6 +113,15 @@ class Process:
 
     trace: Path
     pid: int
+    rank: int | None = None
+    """Of a distributed run whose ranks share the directory."""
+    restart: int = 0
+    session: int = 1
+
+    def header(self) -> Header | None:
+        """The first record; None where it is not whole."""
+        first = next(iter(self.read(calls=False)), None)
+        return first if isinstance(first, Header) else None
 
     def read(self, *, calls: bool = True, details: bool | Container[str] = False) -> "Reading":
         """The records of the trace, read from its first one on; those of `calls` or `details` only if asked for.

@@ -33,11 +33,21 @@ class UnknownKind(Damaged):
 
 @dataclass(frozen=True, slots=True)
 class Header:
-    """First record of a trace: the process that wrote it."""
+    """First record of a trace: the process that wrote it.
+
+    The wall clock at the session's zero is `start_unix_ns`, give or take `start_uncertain_ns` (None where it was not
+    measured). `rank` and what follows are None for a process that is no rank of a distributed run.
+    """
 
     format: int
     pid: int
     start_unix_ns: int
+    start_uncertain_ns: int | None = None
+    host: str | None = None
+    rank: int | None = None
+    local_rank: int | None = None
+    world_size: int | None = None
+    restart: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -210,6 +220,8 @@ class RunMeta:
     options: Mapping[str, Setting]
     loops: tuple[Loop, ...]
     ended: Ended | None
+    rank: int | None = None
+    world_size: int | None = None
 
 
 def read_record(line: bytes) -> Record:
@@ -244,6 +256,8 @@ def read_meta(obj: Object) -> RunMeta:
         options=fields.settings(obj, "options"),
         loops=tuple(_loop(each) for each in fields.nested_list(obj, "loops")),
         ended=None if obj.get("ended") is None else _ended(fields.nested(obj, "ended")),
+        rank=_number_or_none(obj, "rank"),
+        world_size=_number_or_none(obj, "world_size"),
     )
 
 
@@ -253,7 +267,18 @@ def read_format(obj: Object) -> int:
 
 
 def _header(obj: Object) -> Header:
-    return Header(read_format(obj), fields.number(obj, "pid"), fields.time(obj, "start_unix_ns"))
+    return Header(
+        read_format(obj),
+        fields.number(obj, "pid"),
+        fields.time(obj, "start_unix_ns"),
+        _number_or_none(obj, "start_uncertain_ns"),
+        fields.text_or_none(obj, "host") if "host" in obj else None,
+        *(_number_or_none(obj, name) for name in ("rank", "local_rank", "world_size", "restart")),
+    )
+
+
+def _number_or_none(obj: Object, name: str) -> int | None:
+    return None if obj.get(name) is None else fields.number(obj, name)
 
 
 def _loop(obj: Object) -> Loop:
