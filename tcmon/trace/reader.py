@@ -119,8 +119,14 @@ class Process:
     session: int = 1
 
     def header(self) -> Header | None:
-        """The first record; None where it is not whole."""
-        first = next(iter(self.read(calls=False)), None)
+        """The first record; None where it is not whole. Raises TcmonError when the file can't be read."""
+        try:
+            with self.trace.open("rb") as file:
+                first = records.read_record(file.readline(LINE_LIMIT))
+        except Damaged:
+            return None
+        except OSError as error:
+            raise TcmonError(f"{str(self.trace)!r} can't be read: {reason_of(error)}") from None
         return first if isinstance(first, Header) else None
 
     def read(self, *, calls: bool = True, details: bool | Container[str] = False) -> "Reading":
