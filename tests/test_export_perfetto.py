@@ -511,3 +511,8 @@ def test_names_with_any_character_are_legal_json(tmp_path: Path) -> None:
     events, _ = exported(write_run(tmp_path, records, script=nasty, command=[nasty]))
     (one,) = events.slices("calls of thread 1 (train steps)")
     assert (one.name, one.args["outcome"]) == (nasty, f"raised {nasty}")
+
+
+def test_a_damaged_start_does_not_move_steps_out_of_sight(tmp_path: Path) -> None:
+    records = [{**header(), "start_unix_ns": 796_000_000_000_000_000}, loop(1), steps([1000] * 3)]
+    exported(write_run(tmp_path / "run", records))

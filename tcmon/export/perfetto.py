@@ -25,6 +25,9 @@ from tcmon.trace.reader import Process, RecordedStep, Run, reason_of
 from tcmon.trace.records import Function, Loop, Step
 
 # Slices overlap only in damaged traces and where threads run one loop; more lanes than that are no help.
+_FURTHEST_APART: Final = 90 * 86_400 * 10**9
+"""Nanoseconds (90 days) between the starts of two processes of one run; beyond 100 days doubles lose nanoseconds."""
+
 _LANES: Final = 16
 
 # Where tracks stand in a process.
@@ -116,7 +119,9 @@ class _ProcessExport:
         self._advance = advance
         self._index = TraceIndex(process.trace, advance)
         start = self._index.start_unix_ns
-        self._zero = 0 if start is None else start - run.meta.start_unix_ns
+        apart = 0 if start is None else start - run.meta.start_unix_ns
+        # No two processes of a run begin further apart: one of the times is damaged, and viewers would round others.
+        self._zero = apart if abs(apart) < _FURTHEST_APART else 0
         self._loops = {loop.id: loop for loop in run.meta.loops} | self._index.loops
         self._tracks: dict[tuple[str, int], _Track] = {}
         self._threads: dict[int, _Track] = {}
