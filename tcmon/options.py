@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 from tcmon.analysis.roles import Role
 from tcmon.recordable import DEFAULT, RECORDABLE
+from tcmon.steps.budget import Budget
 from tcmon.steps.named import NamedLoop
-from tcmon.steps.sampler import Always, Combinable, Interval, Sampler
+from tcmon.steps.sampler import AllOf, Always, AnyOf, Combinable, Interval, Sampler, parts
 
 
 @dataclasses.dataclass(frozen=True)
@@ -18,13 +20,14 @@ class Options:
 
     Step n of training is recorded when `n < warmup` or `(n - warmup) % interval == 0`; evaluation steps are counted
     apart, under the same rule with `eval_interval` and `eval_warmup` (None: as for training). A `sampler` or
-    `eval_sampler` decides in the place of the rule. `record` names what is kept of these steps. With `flight`, recorded
-    steps are held in memory, that many at most, and written only after an uncaught exception, an interrupt, SIGTERM or
-    a hang: no step for `hang_after` seconds (None: not watched for), of which a note is made in any case. From
-    `max_bytes` on, the trace of a process takes no more details, only the times of steps. `out` is the
-    run directory, None for a new one under `tcmon-runs`. `train_loop` and `eval_loop` name a loop as "FILE:LINE" (the
-    line of its `for` or `while`) in the place of those that would be found. Raises `ValueError` or `TypeError` naming
-    argument and value.
+    `eval_sampler` decides in the place of the rule; where `sampler` holds a budget, evaluation steps spend of it too.
+    `trigger`, a sampler or a list of them, has training steps recorded beside those that are chosen so. `record` names
+    what is kept of these steps. With `flight`, recorded steps are held in memory, that many at most, and written only
+    when a trigger asks for steps, after an uncaught exception, an interrupt, SIGTERM or a hang: no step for
+    `hang_after` seconds (None: not watched for), of which a note is made in any case. From `max_bytes` on, the trace of
+    a process takes no more details, only the times of steps. `out` is the run directory, None for a new one under
+    `tcmon-runs`. `train_loop` and `eval_loop` name a loop as "FILE:LINE" (the line of its `for` or `while`) in the
+    place of those that would be found. Raises `ValueError` or `TypeError` naming argument and value.
     """
 
     interval: int = 20
@@ -33,6 +36,7 @@ class Options:
     eval_warmup: int | None = None
     sampler: Sampler | None = None
     eval_sampler: Sampler | None = None
+    trigger: Sampler | Sequence[Sampler] = ()
     record: tuple[str, ...] = DEFAULT
     flight: int | None = None
     hang_after: float | None = None
@@ -66,6 +70,11 @@ class Options:
             if sampler is not None and (isinstance(sampler, type) or not isinstance(sampler, Sampler)):
                 what = type(sampler).__name__
                 raise TypeError(f"{name} must be an object with the methods reason(n) and next_after(n), not {what}")
+        triggers: tuple[object, ...] = self.triggers
+        for trigger in triggers:
+            if isinstance(trigger, type) or not isinstance(trigger, Sampler):
+                given = trigger.__name__ if isinstance(trigger, type) else type(trigger).__name__
+                raise TypeError(f"trigger must be a sampler as Slow(), or a list of them, not {given}")
         if not isinstance(self.record, tuple | list):
             raise TypeError(f"record must be a list of names, not {self.record!r}")
         for recorder in self.record:
@@ -73,6 +82,11 @@ class Options:
                 raise ValueError(f"record can't hold {recorder!r}: available are {', '.join(RECORDABLE)}")
         if self.out is not None and not isinstance(self.out, Path):
             raise TypeError(f"out must be a path, not {self.out!r}")
+
+    @property
+    def triggers(self) -> tuple[Sampler, ...]:
+        """`trigger` as a tuple."""
+        return tuple(self.trigger) if isinstance(self.trigger, Sequence) else (self.trigger,)
 
     def interval_for(self, role: Role) -> Interval:
         """The rule of interval and warm-up for the steps of `role`."""
@@ -85,10 +99,18 @@ class Options:
 
     def sampler_for(self, role: Role) -> Sampler:
         """The sampler for the steps of `role`."""
-        chosen = self.sampler if role is Role.TRAIN else self.eval_sampler
-        if chosen is None and self.flight is not None:
-            return Always()  # what happened in the last steps is asked for
-        return chosen if chosen is not None else self.interval_for(role)
+        if role is Role.TRAIN:
+            # With a flight recorder, what happened in the last steps is asked for.
+            usual = Always() if self.flight is not None else self.interval_for(role)
+            chosen = self.sampler if self.sampler is not None else usual
+            return AnyOf(*self.triggers, chosen) if self.triggers else chosen
+        if self.eval_sampler is not None:
+            return self.eval_sampler
+        if self.flight is not None:
+            return Always()
+        budgets = (each for each in parts(self.sampler) if isinstance(each, Budget)) if self.sampler else ()
+        shared = [budget.sharing() for budget in budgets]
+        return AllOf(self.interval_for(role), *shared) if shared else self.interval_for(role)
 
     def named_loops(self) -> tuple[NamedLoop, ...]:
         """The loops that are named by hand; raises `TcmonError` if one of them is none."""
@@ -102,6 +124,8 @@ class Options:
             for name, sampler in (("sampler", self.sampler), ("eval_sampler", self.eval_sampler))
             if sampler is not None
         }
+        if self.triggers:
+            samplers["trigger"] = ", ".join(map(repr, self.triggers))[:200]
         others = {
             name: value
             for name, value in (("flight", self.flight), ("hang_after", self.hang_after))

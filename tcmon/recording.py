@@ -23,6 +23,7 @@ from tcmon.log import log as _log
 from tcmon.log import warn
 from tcmon.monitoring.tool import Tool
 from tcmon.steps.tracker import RecordedStep
+from tcmon.steps.triggers import WORDS
 from tcmon.trace.flight import Flight
 from tcmon.trace.journal import ROLES, Columns, StepJournal
 from tcmon.trace.names import NameTable
@@ -34,11 +35,17 @@ class Recording:
     """The trace of this process: every step's times, and all that the recorders keep of recorded steps.
 
     Its files are `trace`, and the journal beside it. `process` holds what the first record says of the process, and
-    `overhead` is asked for what monitoring has cost so far. Raises `OSError` if the files can't be made.
+    `overhead` is asked for what monitoring has cost so far. `asked` is called with the number of steps that another
+    process wants to be recorded. Raises `OSError` if the files can't be made.
     """
 
     def __init__(
-        self, trace: Path, origin: int, process: dict[str, Any], overhead: Callable[[], dict[str, int]]
+        self,
+        trace: Path,
+        origin: int,
+        process: dict[str, Any],
+        overhead: Callable[[], dict[str, Any]],
+        asked: Callable[[int], None],
     ) -> None:
         self._pid = os.getpid()
         self._origin = origin
@@ -59,13 +66,15 @@ class Recording:
         self._write_ns = 0
         self._trace = TraceWriter(trace)
         self._trace.write([{"kind": "process", "format": FORMAT, "pid": self._pid, **process}])
-        self._journal = StepJournal(trace.with_suffix(".journal"), origin, self._journal_full)
+        self._journal = StepJournal(trace.with_suffix(".journal"), origin, self._journal_full, asked)
         self.step_times: Callable[[int, int, int, int, int, int], None] = self._journal.add
         self.observers: dict[str, Callable[[int, int, int, list[int]], None]] = {}
         """Told of each recorded step of a role: its number, time, time spent on records, times of others before it."""
+        self.detail_watchers: list[Callable[[RecordedStep, list[dict[str, Any]]], None]] = []
+        """Told of each recorded step with its records, before they are written."""
 
-    def watch_every_step(self, role: str, watch: Callable[[int, int, bool], None]) -> None:
-        """Call `watch` with each step of a role: its number, time, and whether it is recorded.
+    def watch_every_step(self, role: str, watch: Callable[[int, int, int, bool], None]) -> None:
+        """Call `watch` with each step of a role: its number, its time, that of its wait, and whether it is recorded.
 
         To be called before any loop is watched.
         """
@@ -75,7 +84,7 @@ class Recording:
         def add_and_tell(loop: int, code: int, n: int, begin: int, body: int, end: int) -> None:
             add(loop, code, n, begin, body, end)
             if code % roles == of_role:
-                watch(n, end - begin, n == latest[role])
+                watch(n, end - begin, body - begin, n == latest[role])
 
         self.step_times = add_and_tell
 
@@ -142,9 +151,13 @@ class Recording:
             "thread": step.thread,
         }
         records = [record for recorder in self._recorders for record in recorder.finish(step, facts)]
+        for watch in self.detail_watchers:
+            watch(step, records)
         if self._trace.bytes >= self.most_bytes:
             records = self._thinned()
-        if self._flight is None:
+        if self._flight is None or step.reason in WORDS:
+            if self._release_for is not None:
+                self.release_held(self._release_for)
             written = self._write_with_times([*self._names.take_new(), *records, facts])
         else:
             self._flight.hold(lines([*records, facts]))
@@ -247,6 +260,7 @@ class Recording:
             "write_ns": max(0, self._write_ns),
             "events": 0 if self._calls is None else self._calls.events,
             "bytes": self._trace.bytes,
+            **({"budget": steps["budget"]} if steps["budget"] is not None else {}),
         }
 
 

@@ -3,20 +3,9 @@
 An object of your own does as well: see `Sampler` for its two methods.
 """
 
-from tcmon.steps.sampler import (
-    AllOf,
-    Always,
-    AnyOf,
-    Budget,
-    Every,
-    Interval,
-    Never,
-    OnSignal,
-    Ratio,
-    Sampler,
-    Slow,
-    Steps,
-)
+from tcmon.steps.budget import Budget
+from tcmon.steps.sampler import AllOf, Always, AnyOf, Every, Interval, Never, Ratio, Sampler, Steps
+from tcmon.steps.triggers import LossSpike, NonFinite, OnCall, OnSignal, Slow, Stall
 
 __all__ = [
     "AllOf",
@@ -25,10 +14,14 @@ __all__ = [
     "Budget",
     "Every",
     "Interval",
+    "LossSpike",
     "Never",
+    "NonFinite",
+    "OnCall",
     "OnSignal",
     "Ratio",
     "Sampler",
     "Slow",
+    "Stall",
     "Steps",
 ]

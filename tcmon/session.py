@@ -23,21 +23,23 @@ from tcmon.analysis.roles import Proposal, Role
 from tcmon.capture.landmarks import Landmarks
 from tcmon.errors import TcmonError
 from tcmon.hang import HangWatch
+from tcmon.happenings import Happenings
 from tcmon.log import log as _log
 from tcmon.log import warn
 from tcmon.monitoring.interruptions import hand_on, is_interruption
 from tcmon.monitoring.tool import Tool, empty_callback_ns, events
 from tcmon.options import Options
 from tcmon.recording import Recording, tells_decisions
+from tcmon.steps.budget import Budget
 from tcmon.steps.codebase import Codebase, module_attribute
 from tcmon.steps.confirmation import Confirmation
 from tcmon.steps.discovery import Discovery
 from tcmon.steps.evaluation import Evaluation
+from tcmon.steps.listening import Listening
 from tcmon.steps.manual import Manual
 from tcmon.steps.named import NamedLoops
-from tcmon.steps.sampler import Budget, Guarded, Interval, Sampler, Steered
+from tcmon.steps.sampler import Guarded, Interval, Sampler, Steered, parts
 from tcmon.steps.tracker import Tracker
-from tcmon.steps.triggers import Triggers
 from tcmon.trace.clock import zero_on_wall_clock
 from tcmon.trace.directory import make_run_directory
 from tcmon.trace.ranks import rank_from
@@ -78,16 +80,20 @@ class Session:
             self._meta = self._facts(command, script)
             self._write_meta()
             self.trace = self._new_trace()
-            self._recording = Recording(self.trace, self._origin, self._process(), self._overhead)
+            self._recording = Recording(self.trace, self._origin, self._process(), self._overhead, self._asked)
         except TcmonError:
             self._release()
             raise
         except OSError as error:
             self._release()
             raise TcmonError(f"can't write to {self.run_dir}: {error.strerror}") from None
-        self._recording.equip(options.record, capturing, self._failed, functools.cache(self._landmarks))
+        landmarks = functools.cache(self._landmarks)
+        self._recording.equip(options.record, capturing, self._failed, landmarks)
         self._dispatch_ns = empty_callback_ns(tracking)
+        self._counting_ns = 0
         self._samplers = {role: Steered(self._guarded(role)) for role in Role}
+        chosen = parts(self._samplers[Role.TRAIN].chosen)
+        self._budget = next((each for each in chosen if isinstance(each, Budget)), None)
         self._tracker = tracker = Tracker(
             tracking,
             capturing,
@@ -96,9 +102,6 @@ class Session:
             tells_decisions=tells_decisions(),
             found=self._loop_found,
             failed=self._failed,
-        )
-        self._triggers = Triggers(
-            self._samplers, tracker.counters, self._recording.watch_every_step, self._recording.release_soon
         )
         for role, steered in self._samplers.items():
             if steered.observer is not None:
@@ -116,10 +119,12 @@ class Session:
             self._loop_found,
             self._failed,
         )
+        happenings = Happenings(self._recording, self._discovery, landmarks)
+        self._listening = Listening(self._samplers, tracker.counters, happenings)
         self._recording.most_bytes = options.max_bytes
         if options.flight is not None:
             self._recording.hold_back(options.flight)
-            self._triggers.before_the_end(functools.partial(self._recording.release_held, "SIGTERM"))
+            self._listening.before_the_end(functools.partial(self._recording.release_held, "SIGTERM"))
         self._hang_watch = None
         if options.hang_after is not None:
             self._hang_watch = HangWatch(options.hang_after, lambda: tracker.callbacks, self._hung)
@@ -177,6 +182,11 @@ class Session:
             self._samplers[Role.TRAIN].record_until(counter.count + count)
             counter.next = counter.count + 1
 
+    def _asked(self, count: int) -> None:
+        """Another process wants steps to be recorded (`tcmon record`)."""
+        self.record_next(count)
+        self._recording.release_soon("a request")
+
     def raised(self) -> None:
         """An exception leaves what is watched: steps that are held back are written at the end."""
         self._recording.release_soon("an exception")
@@ -195,7 +205,7 @@ class Session:
         told = self._state is _State.FAILED
         self._state = _State.FINISHED
         self._release()
-        self._triggers.close()
+        self._listening.close()
         if self._hang_watch is not None:
             self._hang_watch.stop()
         atexit.unregister(self._at_exit)
@@ -204,10 +214,6 @@ class Session:
         self._meta["ended"] = ended
         notes: list[dict[str, Any]] = []
         end = {"kind": "end", **ended, "seen": self._seen(), "hint": self._hint()}
-        for sampler in (steered.observer for steered in self._samplers.values()):
-            if isinstance(sampler, Budget) and sampler.achieved is not None and not told:
-                text = f"of its budget of {sampler.share:.3%} of the time, recording took {sampler.achieved:.3%}"
-                notes.append({"kind": "note", "level": "info", "text": text})
         if reason in ("exception", "interrupt"):
             first: Callable[[], None] = functools.partial(self._recording.release_held, f"an {reason}")
         else:
@@ -259,8 +265,10 @@ class Session:
         observer = self._samplers[role].observer
         if observer is None or self._tracker is None:
             return
+        counted = self._tracker.callback_ns + round(self._tracker.callbacks * self._dispatch_ns)
+        counting, self._counting_ns = counted - self._counting_ns, counted
         try:
-            observer.observe(n, took_ns, spent_ns, others_ns)
+            observer.observe(n, took_ns, spent_ns, counting, others_ns)
         except Exception as error:
             if is_interruption(error):
                 raise
@@ -359,13 +367,15 @@ class Session:
         self._update_meta()
         _log.info("no training loop after all: %s:%d in %s: %s", loop["file"], loop["line"], loop["qualname"], reason)
 
-    def _overhead(self) -> dict[str, int]:
-        """What counting steps has cost so far."""
+    def _overhead(self) -> dict[str, Any]:
+        """What counting steps has cost so far, and what became of the budget if there is one."""
         callbacks, spent = (0, 0) if self._tracker is None else (self._tracker.callbacks, self._tracker.callback_ns)
+        budget = self._budget
         return {
             "callbacks": callbacks,
             "callback_ns": spent,
             "dispatch_ns": round(callbacks * self._dispatch_ns),
+            "budget": None if budget is None else {"target": budget.share, "achieved": budget.achieved},
         }
 
     def _update_meta(self) -> None:

@@ -247,12 +247,12 @@ class Mine:
     def next_after(self, n: int) -> int:
         return n + 1
 
-    def watch(self, n: int, took_ns: int, recorded: bool) -> bool:
+    def watch(self, n: int, took_ns: int, wait_ns: int, recorded: bool) -> bool:
         if self.fails == "watch" and n == 5:
             raise LookupError
         return False
 
-    def observe(self, n: int, took_ns: int, spent_ns: int, others_ns: list[int]) -> None:
+    def observe(self, n: int, took_ns: int, spent_ns: int, counting_ns: int, others_ns: list[int]) -> None:
         if self.fails == "observe":
             raise LookupError
 
@@ -396,7 +396,10 @@ def test_samplers_of_the_command_line(
 def test_a_budget_says_what_it_spent(run_tcmon: Run, tmp_path: Path) -> None:
     (tmp_path / "train.py").write_text(LOOP + "train(500, -1, None)\n")
     done = run_tcmon(["run", "--out", "run", "--budget", "5%", "train.py"], tmp_path)
-    assert "of its budget of 5.000% of the time, recording took" in " ".join(done.stderr.split())
+    assert "budget 5.0 %, spent " in " ".join(done.stderr.split())
+    budget = json.loads(run_tcmon(["report", "run", "--json"], tmp_path).stdout)["overhead"]["budget"]
+    assert budget["target"] == 0.05
+    assert 0 < budget["achieved"] < 1
     recorded = {each.step.n: each.step.reason for each in open_run(tmp_path / "run").processes[0].recorded_steps()}
     assert min(recorded) == 3
     assert set(recorded.values()) == {"budget"}

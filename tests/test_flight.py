@@ -96,7 +96,7 @@ else:
         ("bare", "raise", [18, 19, 20], "an exception"),
         ("with", "-", [], ""),
         ("bare", "-", [], ""),
-        ("signal", "-", [8, 9, 10], "the signal SIGUSR1"),
+        ("signal", "-", [8, 9, 10, 11], "the signal SIGUSR1"),
     ],
 )
 def test_a_program_that_attaches_has_its_last_steps_too(

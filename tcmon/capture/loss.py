@@ -64,12 +64,21 @@ class LossRecorder:
         opened = self._open.get(get_ident())
         if opened is None or len(opened[2]) >= _MOST:
             return
-        loss: Any = frame.f_locals.get("tensors")
-        if isinstance(loss, tuple | list) and len(loss) == 1:
-            loss = loss[0]
         torch: Any = sys.modules["torch"]
+        loss = loss_of(torch, frame)
         with undisturbed(torch):
-            is_scalar = type(loss) is torch.Tensor and loss.numel() == 1 and loss.layout is torch.strided
             # Not the tensor itself, which holds the graph; and a copy, since the program may change it in place.
-            scalar = loss.detach().reshape(()).clone() if is_scalar and loss.device.type != "meta" else None
+            scalar = None if loss is None else loss.detach().reshape(()).clone()
         opened[2].append(None if scalar is None else opened[1].add(scalar))
+
+
+def loss_of(torch: Any, frame: FrameType) -> Any | None:
+    """The tensor of one element on which `torch.autograd.backward` is called in `frame`, if it is called on one."""
+    loss: Any = frame.f_locals.get("tensors")
+    if isinstance(loss, tuple | list) and len(loss) == 1:
+        loss = loss[0]
+    if type(loss) is not torch.Tensor:
+        return None
+    with undisturbed(torch):
+        is_scalar = loss.numel() == 1 and loss.layout is torch.strided and loss.device.type != "meta"
+    return loss if is_scalar else None

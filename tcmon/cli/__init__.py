@@ -10,6 +10,7 @@ from tcmon.cli.demo import demo
 from tcmon.cli.diff import diff
 from tcmon.cli.export import export
 from tcmon.cli.loops import loops
+from tcmon.cli.record import record
 from tcmon.cli.report import report
 from tcmon.cli.run import run
 from tcmon.errors import TcmonError
@@ -39,7 +40,7 @@ def command_line() -> None:
     """Watch a PyTorch training run at almost no cost, without a change to the program."""
 
 
-for command in (run, loops, report, check, diff, export, demo):
+for command in (run, record, loops, report, check, diff, export, demo):
     command_line.add_command(command)
 
 

@@ -9,6 +9,7 @@ from typing import Any
 import click
 from click import Context, Parameter
 
+from tcmon.cli.trigger import triggers
 from tcmon.recordable import DEFAULT, RECORDABLE
 
 LEVELS = ("debug", "info", "warning", "error")
@@ -156,10 +157,18 @@ def _recordable(context: Context, option: Parameter, value: str) -> tuple[str, .
     help="Record a random share of the training steps instead, as in 0.05.",
 )
 @click.option(
+    "--trigger",
+    metavar="WHAT",
+    multiple=True,
+    callback=triggers,
+    help="Also record the next step after: slow[=FACTOR], stall[=FACTOR], nonfinite, loss-spike[=FACTOR], "
+    "signal[=NAME], call=FUNCTION. With :N behind it, the next N steps. May be given several times.",
+)
+@click.option(
     "--flight",
     metavar="N",
     callback=_at_least(1),
-    help="Record all steps, but only in memory; write the last N after an exception, SIGTERM or a hang.",
+    help="Record all steps, but only in memory; write the last N after an exception, SIGTERM, a hang or a trigger.",
 )
 @click.option(
     "--hang-after",

@@ -170,6 +170,7 @@ def _overhead(overhead: OverheadSummary, steps: Mapping[str, StepSummary]) -> Js
         "events": measured.events if measured else None,
         "steps_ms": milliseconds(overhead.wall_ns),
         "share": overhead.share,
+        "budget": dataclasses.asdict(measured.budget) if measured and measured.budget else None,
         "recorded_ratio": {role: each.ratio if (each := steps[role].compared) else None for role in STEP_ROLES},
         "recorded_compared": {role: each.steps if (each := steps[role].compared) else 0 for role in STEP_ROLES},
     }

@@ -343,6 +343,9 @@ class _Page:
             parts = [f"callbacks {callbacks}, writing {wording.duration(measured.write_ns)}"]
         if overhead.share is not None:
             parts = [f"{wording.share(overhead.share)} of step time ({parts[0]})"]
+        if measured is not None and (budget := measured.budget) is not None:
+            achieved = "not known yet" if budget.achieved is None else wording.share(budget.achieved)
+            parts.append(f"budget {wording.share(budget.target)}, spent {achieved}")
         parts += [
             f"recorded {role} steps took {each.ratio:.2f} times as long as those around them ({each.steps:,} compared)"
             for role, steps in self._main.steps.items()

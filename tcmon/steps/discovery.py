@@ -73,6 +73,7 @@ class Discovery:
         for code, called in manual.signals():
             self._called[id(code)] = (code, called)
         self._analysed: dict[int, CodeType] = {}
+        self._awaited: dict[str, list[Callable[[CodeType, FrameType], None]]] = {}
         self._odd = False
         self._analysis = Analysis()
         self._lock = threading.RLock()
@@ -83,6 +84,10 @@ class Discovery:
     def analysed(self) -> int:
         """How many code objects the names of which told something."""
         return len(self._analysed)
+
+    def await_code(self, qualname: str, met: Callable[[CodeType, FrameType], None]) -> None:
+        """Call `met` with each code object of that qualified name, and its frame, as it starts for the first time."""
+        self._awaited.setdefault(qualname, []).append(met)
 
     def meet(self, frame: FrameType | None) -> None:
         """Watch the loops in the code of a frame that runs already, and of its callers."""
@@ -101,6 +106,9 @@ class Discovery:
             if called is not None:
                 return called[1](sys._getframe(1))
             self.seen += 1
+            if code.co_qualname in self._awaited:
+                for met in self._awaited[code.co_qualname]:
+                    met(code, sys._getframe(1))
             if self._named.roles:
                 self._watch_named(code)
             if (

@@ -4,17 +4,14 @@ The rule of `Interval` is that of TrainCheck's `--sampling-interval` and `--warm
 with one decision method, and that samplers combine, is the way of OpenTelemetry's. A sampler that names the next step
 which it may record costs nothing on the steps before; those that must look at every step say so.
 
-All but `Every` are functions of the step's number alone, so that all ranks of a run record the same steps.
+All here but `Every` are functions of the step's number alone, so that all ranks of a run record the same steps.
 """
 
 from __future__ import annotations
 
-import signal
 from bisect import bisect_left
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
-from math import ceil
-from statistics import median
 from time import perf_counter_ns
 from typing import Protocol, TypeGuard, runtime_checkable
 
@@ -22,11 +19,6 @@ from tcmon.monitoring.interruptions import is_interruption
 
 NEVER = 1 << 62
 """As the next step: none."""
-_PROBE = 3
-"""The step that a budget records first: the first ones are often slower than the rest."""
-_SETTLING = 10
-_PACE = 0.02
-_LONGEST_WAIT = 1_000_000
 _MOST_TRIES = 10
 """How far `next_after` searches before it names a step that may turn out not to be recorded."""
 
@@ -44,18 +36,10 @@ class Sampler(Protocol):
 
 @runtime_checkable
 class Observer(Protocol):
-    """A sampler that wants to know what recording costs."""
+    """A sampler that wants to know what watching costs."""
 
-    def observe(self, n: int, took_ns: int, spent_ns: int, others_ns: list[int]) -> None:
+    def observe(self, n: int, took_ns: int, spent_ns: int, counting_ns: int, others_ns: list[int]) -> None:
         """See `Budget.observe`. Called once after each recorded step, before the next one is chosen."""
-
-
-@runtime_checkable
-class Watcher(Protocol):
-    """A sampler that looks at every step."""
-
-    def watch(self, n: int, took_ns: int, recorded: bool) -> bool:
-        """Step `n` is over, and took `took_ns`. Whether a step is chosen by that, so that it must be asked again."""
 
 
 def parts(sampler: Sampler) -> Iterator[Sampler]:
@@ -88,12 +72,14 @@ def _is_sampler(value: object) -> TypeGuard[Sampler]:
     return isinstance(value, Sampler) and not isinstance(value, type)
 
 
-def _check_whole(name: str, value: object) -> None:
+def check_whole(name: str, value: object) -> None:
+    """Raise `TypeError` unless an argument is a whole number."""
     if not isinstance(value, int) or isinstance(value, bool):
         raise TypeError(f"{name} must be a whole number, not {value!r}")
 
 
-def _check_number(name: str, value: object) -> None:
+def check_number(name: str, value: object) -> None:
+    """Raise `TypeError` unless an argument is a number."""
     if not isinstance(value, int | float) or isinstance(value, bool):
         raise TypeError(f"{name} must be a number, not {value!r}")
 
@@ -110,8 +96,8 @@ class Interval(Combinable):
     warmup: int = 0
 
     def __post_init__(self) -> None:
-        _check_whole("interval", self.interval)
-        _check_whole("warmup", self.warmup)
+        check_whole("interval", self.interval)
+        check_whole("warmup", self.warmup)
         if self.interval < 1:
             raise ValueError(f"interval must be at least 1, not {self.interval}")
         if self.warmup < 0:
@@ -209,7 +195,7 @@ class Every(Combinable):
     _chosen: int = field(default=0, init=False, repr=False)
 
     def __post_init__(self) -> None:
-        _check_number("seconds", self.seconds)
+        check_number("seconds", self.seconds)
         if not 0 < self.seconds < 1e9:
             raise ValueError(f"seconds must be more than 0, not {self.seconds}")
 
@@ -237,8 +223,8 @@ class Ratio(Combinable):
     seed: int = 0
 
     def __post_init__(self) -> None:
-        _check_number("share", self.share)
-        _check_whole("seed", self.seed)
+        check_number("share", self.share)
+        check_whole("seed", self.seed)
         if not 0 <= self.share <= 1:
             raise ValueError(f"share must lie within 0 and 1, not {self.share}")
 
@@ -259,170 +245,6 @@ class Ratio(Combinable):
         return mixed ^ mixed >> 31
 
 
-class Budget(Combinable):
-    """Record as often as a share of the run's time allows: `Budget(0.01)` spends about 1 % of it on recording.
-
-    What a recorded step costs is measured in the run: its time beyond that of the steps around it, and the time in
-    which its records were written. The next step to record is the first at which all that was spent so far, and one
-    more such step, stay within the share of the time that has passed by then. The third step is recorded as a probe,
-    so that a short run may spend more. Costs nothing on the steps between. Raises `ValueError` unless `share` lies
-    above 0 and up to 1.
-    """
-
-    __slots__ = ("_cost", "_next", "_passed", "_spent", "_usual", "share")
-
-    def __init__(self, share: float) -> None:
-        _check_number("share", share)
-        if not 0 < share <= 1:
-            raise ValueError(f"share must lie above 0 and up to 1, not {share}")
-        self.share = share
-        self._next = _PROBE
-        self._spent = 0.0
-        self._passed = 0.0
-        self._cost: float | None = None
-        self._usual: float | None = None
-
-    def reason(self, n: int) -> str | None:
-        # Not only the step itself: it may have passed unrecorded, while paused or by the word of another sampler.
-        return "budget" if n >= self._next else None
-
-    def next_after(self, n: int) -> int:
-        return max(n + 1, self._next)
-
-    def observe(self, n: int, took_ns: int, spent_ns: int, others_ns: list[int]) -> None:
-        """Step `n` was recorded and took `took_ns`; then `spent_ns` were spent on its records.
-
-        `others_ns` are the times of the steps since the recorded one before, which were not recorded.
-        """
-        if others_ns:
-            self._usual = median(others_ns)
-        self._passed += sum(others_ns) + took_ns + spent_ns
-        usual = self._usual if self._usual is not None else took_ns
-        cost = max(0.0, took_ns - usual) + spent_ns
-        self._spent += cost
-        self._cost = cost if self._cost is None else max(cost, 0.7 * self._cost + 0.3 * cost)
-        wait = ((self._spent + self._cost) / self.share - self._passed) / max(usual, 1.0)
-        self._next = n + max(1, min(ceil(wait), _LONGEST_WAIT))
-
-    @property
-    def achieved(self) -> float | None:
-        """The share of the time up to the last recorded step that recording took; None before there is one."""
-        return self._spent / self._passed if self._passed else None
-
-    def __repr__(self) -> str:
-        return f"Budget(share={self.share})"
-
-
-class Slow(Combinable):
-    """Record the next `steps` steps after one that took more than `factor` times the usual.
-
-    The usual time is a running median, that moves by a little with each step (stochastic approximation; Robbins and
-    Monro, 1951); the first ten steps only set it. Recorded steps have one of their own, so that what recording costs
-    is not taken for slowness. Looks at every step, at the cost of a call each. Ranks of one run record different steps.
-    Raises `ValueError` unless `factor` is above 1 and `steps` at least 1.
-    """
-
-    __slots__ = ("_until", "_usual", "factor", "steps")
-
-    def __init__(self, factor: float = 3.0, steps: int = 1) -> None:
-        _check_number("factor", factor)
-        _check_whole("steps", steps)
-        if not 1 < factor < 1e9:
-            raise ValueError(f"factor must be above 1, not {factor}")
-        if steps < 1:
-            raise ValueError(f"steps must be at least 1, not {steps}")
-        self.factor = factor
-        self.steps = steps
-        self._usual = _Usual(), _Usual()
-        self._until = 0
-
-    def reason(self, n: int) -> str | None:
-        return "slow" if n <= self._until else None
-
-    def next_after(self, n: int) -> int:
-        return n + 1 if n < self._until else NEVER
-
-    def watch(self, n: int, took_ns: int, recorded: bool) -> bool:
-        """Step `n` is over. Whether a step is chosen by that."""
-        slow = self._usual[recorded].exceeded(took_ns, self.factor)
-        if slow:
-            self._until = n + self.steps
-        return slow
-
-    def __repr__(self) -> str:
-        return f"Slow(factor={self.factor}, steps={self.steps})"
-
-
-class _Usual:
-    """A running median of the times of steps."""
-
-    __slots__ = ("_first", "_median", "_seen")
-
-    def __init__(self) -> None:
-        self._first: list[int] = []
-        self._median = 0.0
-        self._seen = 0
-
-    def exceeded(self, took_ns: int, factor: float) -> bool:
-        """Take one more step into account. Whether it took more than `factor` times the usual."""
-        self._seen += 1
-        if self._seen <= _SETTLING:
-            self._first.append(took_ns)
-            self._median = median(self._first)
-            return False
-        usual = self._median
-        step = max(usual * _PACE, 1.0)
-        self._median += step if took_ns > usual else -step
-        return took_ns > factor * usual
-
-
-class OnSignal(Combinable):
-    """Record the next `steps` training steps when the process gets a signal, as by `kill -USR1 PID`.
-
-    The handler is installed when a session begins in the main thread, hands on to the one that was there, and is taken
-    back at its end if the program has not put another in its place. Raises `ValueError` if `number` is no signal that
-    can be handled or `steps` is less than 1.
-    """
-
-    __slots__ = ("_asked", "_until", "number", "steps")
-
-    def __init__(self, number: int = signal.SIGUSR1, steps: int = 1) -> None:
-        _check_whole("number", number)
-        if number not in signal.valid_signals() or number in (signal.SIGKILL, signal.SIGSTOP):
-            raise ValueError(f"number must be a signal that can be handled, not {number}")
-        _check_whole("steps", steps)
-        self.number = number
-        if steps < 1:
-            raise ValueError(f"steps must be at least 1, not {steps}")
-        self.steps = steps
-        self._asked = False
-        self._until = 0
-
-    def ask(self) -> None:
-        """The signal is there: the next steps are recorded."""
-        self._asked = True
-
-    def reason(self, n: int) -> str | None:
-        if self._asked:
-            self._asked = False
-            self._until = n + self.steps - 1
-        return "signal" if n <= self._until else None
-
-    def next_after(self, n: int) -> int:
-        return n + 1 if self._asked or n < self._until else NEVER
-
-    def __repr__(self) -> str:
-        return f"OnSignal({signal_name(self.number)}, steps={self.steps})"
-
-
-def signal_name(number: int) -> str:
-    """A signal's name; those of real time have none."""
-    try:
-        return signal.Signals(number).name
-    except ValueError:
-        return str(number)
-
-
 class AnyOf(Combinable):
     """Record what any of some samplers records, for the reason of the first that does."""
 
@@ -440,8 +262,8 @@ class AnyOf(Combinable):
     def next_after(self, n: int) -> int:
         return min(sampler.next_after(n) for sampler in self.samplers)
 
-    def observe(self, n: int, took_ns: int, spent_ns: int, others_ns: list[int]) -> None:
-        _tell(self.samplers, n, took_ns, spent_ns, others_ns)
+    def observe(self, n: int, took_ns: int, spent_ns: int, counting_ns: int, others_ns: list[int]) -> None:
+        _tell(self.samplers, n, took_ns, spent_ns, counting_ns, others_ns)
 
     def __repr__(self) -> str:
         return " | ".join(map(repr, self.samplers))
@@ -468,8 +290,8 @@ class AllOf(Combinable):
             n = following - 1
         return n + 1
 
-    def observe(self, n: int, took_ns: int, spent_ns: int, others_ns: list[int]) -> None:
-        _tell(self.samplers, n, took_ns, spent_ns, others_ns)
+    def observe(self, n: int, took_ns: int, spent_ns: int, counting_ns: int, others_ns: list[int]) -> None:
+        _tell(self.samplers, n, took_ns, spent_ns, counting_ns, others_ns)
 
     def __repr__(self) -> str:
         return " & ".join(f"({each!r})" if isinstance(each, AnyOf) else repr(each) for each in self.samplers)
@@ -483,10 +305,12 @@ def _check_samplers(samplers: tuple[object, ...]) -> None:
             raise TypeError(f"samplers must be objects with reason(n) and next_after(n), not {type(sampler).__name__}")
 
 
-def _tell(samplers: tuple[Sampler, ...], n: int, took_ns: int, spent_ns: int, others_ns: list[int]) -> None:
+def _tell(
+    samplers: tuple[Sampler, ...], n: int, took_ns: int, spent_ns: int, counting_ns: int, others_ns: list[int]
+) -> None:
     for sampler in samplers:
         if isinstance(sampler, Observer):
-            sampler.observe(n, took_ns, spent_ns, others_ns)
+            sampler.observe(n, took_ns, spent_ns, counting_ns, others_ns)
 
 
 class Steered:
@@ -531,6 +355,8 @@ class Steered:
         return "request" if n <= self._until else reason
 
     def next_after(self, n: int) -> int:
+        if self.paused:
+            return NEVER
         return n + 1 if n < self._until else self._sampler.next_after(n)
 
 

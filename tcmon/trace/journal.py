@@ -5,6 +5,9 @@ writes out even if the process is killed the next moment. When the journal is fu
 rows move into the trace, and the journal is filled from the start again. Rows left from before are recognised by their
 step numbers, which the trace already holds.
 
+Behind the rows is room for a request: another process asks there for the next steps to be recorded, without a signal,
+a thread or a look at the file system. It is found with the next step.
+
 Locks here, and in all work of callbacks, know their owner and are acquired within the `try` that releases them. `with`
 is not enough: from Python 3.14 on, a signal's handler may raise once a lock is acquired and not yet guarded.
 """
@@ -26,6 +29,11 @@ _ROW = struct.Struct("6q")  # in the machine's byte order, so that a column is a
 _COLUMNS = ("loop", "code", "begin", "wait", "end", "n")
 _ROWS = 2048
 _SPARE_ROWS = 256
+_REQUEST_AT = _ROW.size * (_ROWS + _SPARE_ROWS)
+_REQUEST = struct.Struct("q")
+"""How many steps are asked for; a byte that says that something is asked for stands before it, padded to a cell."""
+_SIZE = _REQUEST_AT + _ROW.size
+_MOST_ASKED = 1 << 31
 ROLES = ("train", "eval")
 
 
@@ -61,14 +69,16 @@ class Columns(NamedTuple):
 class StepJournal:
     """Appends the times of steps; `full` is called when there is room for no more, and must call `take`.
 
-    `add(loop, code, n, begin, body, end)` stores one step, `begin`, `body` and `end` as `perf_counter_ns`.
+    `add(loop, code, n, begin, body, end)` stores one step, `begin`, `body` and `end` as `perf_counter_ns`. `asked` is
+    called with the number of steps that another process wants to be recorded (`request_steps`).
     """
 
-    def __init__(self, path: Path, origin: int, full: Callable[[], None]) -> None:
+    def __init__(self, path: Path, origin: int, full: Callable[[], None], asked: Callable[[int], None]) -> None:
         # Room for one row more from every thread that adds while another moves the rows into the trace.
-        self._buffer = _mapped(path, _ROW.size * (_ROWS + _SPARE_ROWS))
+        self._buffer = _mapped(path, _SIZE)
         self._lock = threading.RLock()
-        self.add, self._used, self._drop = _adder(self._buffer, self._lock, origin, full)
+        self._asked = asked
+        self.add, self._used, self._drop = _adder(self._buffer, self._lock, origin, full, self._take_request)
         self._taken = 0
 
     def take(self) -> Columns:
@@ -97,6 +107,11 @@ class StepJournal:
             except RuntimeError:
                 pass  # a signal's handler raised before it was acquired
 
+    def _take_request(self) -> None:
+        [steps] = _REQUEST.unpack_from(self._buffer, _REQUEST_AT + _REQUEST.size)
+        self._buffer[_REQUEST_AT] = 0
+        self._asked(max(1, min(steps, _MOST_ASKED)))
+
     def close(self) -> None:
         """Let go of the file. Another thread may still add steps, to nowhere."""
         try:
@@ -124,7 +139,11 @@ def _sound(columns: Columns) -> Columns:
 
 
 def _adder(
-    buffer: mmap.mmap | bytearray, lock: threading.RLock, origin: int, full: Callable[[], None]
+    buffer: mmap.mmap | bytearray,
+    lock: threading.RLock,
+    origin: int,
+    full: Callable[[], None],
+    requested: Callable[[], None],
 ) -> tuple[Callable[[int, int, int, int, int, int], None], Callable[[], int], Callable[[int], None]]:
     """`add` as a closure, since it is called for every step: attributes would cost more than what it does."""
     pack = _ROW.pack_into
@@ -146,6 +165,8 @@ def _adder(
                 pass  # a signal's handler raised before it was acquired
         if used >= size:
             full()
+        if buffer[_REQUEST_AT]:
+            requested()
 
     def used_now() -> int:
         return used
@@ -158,6 +179,28 @@ def _adder(
         used = rest
 
     return add, used_now, drop
+
+
+def request_steps(path: Path, steps: int) -> None:
+    """Ask the process whose journal this is to record its next `steps` steps; a request not yet taken is replaced.
+
+    Raises `OSError` if the file can't be written, and `ValueError` if it is no journal.
+    """
+    descriptor = os.open(path, os.O_RDWR | os.O_NOFOLLOW | os.O_CLOEXEC)
+    try:
+        if os.fstat(descriptor).st_size != _SIZE:
+            raise ValueError("it is no journal of this version")
+        os.pwrite(descriptor, _REQUEST.pack(steps), _REQUEST_AT + _REQUEST.size)
+        os.pwrite(descriptor, b"\1", _REQUEST_AT)
+    finally:
+        os.close(descriptor)
+
+
+def is_request_open(path: Path) -> bool:
+    """Whether the process has not yet seen a request. Raises `OSError`."""
+    with path.open("rb") as file:
+        file.seek(_REQUEST_AT)
+        return file.read(1) == b"\1"
 
 
 def read_journal(path: Path) -> list[StepTimes]:

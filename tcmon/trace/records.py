@@ -143,8 +143,19 @@ class Calls:
 
 
 @dataclass(frozen=True, slots=True)
+class BudgetUse:
+    """The share of the run's time that watching may take, and what it took so far (None: nothing is known yet)."""
+
+    target: float
+    achieved: float | None
+
+
+@dataclass(frozen=True, slots=True)
 class Overhead:
-    """What the monitor itself did since the session began; the last record of a trace counts."""
+    """What the monitor itself did since the session began; the last record of a trace counts.
+
+    `budget` is None where the run has none.
+    """
 
     callbacks: int
     callback_ns: int
@@ -152,6 +163,7 @@ class Overhead:
     write_ns: int
     events: int
     bytes: int
+    budget: BudgetUse | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -382,7 +394,15 @@ def _overhead(obj: Object) -> Overhead:
         write_ns=fields.time(obj, "write_ns"),
         events=fields.number(obj, "events"),
         bytes=fields.number(obj, "bytes"),
+        budget=_budget(fields.nested(obj, "budget")) if obj.get("budget") is not None else None,
     )
+
+
+def _budget(obj: Object) -> BudgetUse:
+    target = fields.real(obj, "target")
+    if target is None:
+        raise Damaged("target is missing")
+    return BudgetUse(target, fields.real(obj, "achieved"))
 
 
 def _note(obj: Object) -> Note:

@@ -1,0 +1,39 @@
+"""Tells of the loss of every step, recorded or not, where that costs no waiting for a device."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+from types import CodeType, FrameType
+from typing import Any
+
+from tcmon.capture.landmarks import Landmarks
+from tcmon.capture.loss import loss_of
+from tcmon.capture.measures import undisturbed
+
+
+class LossWatch:
+    """Calls `told` with each loss on which `backward()` is called, if it is a scalar in the host's memory."""
+
+    def __init__(self, landmarks: Landmarks, told: Callable[[float], None]) -> None:
+        self._landmarks = landmarks
+        self._told = told
+        self._watched: CodeType | None = None
+        self.heard = False
+        """Whether there was such a loss."""
+
+    def first_start(self, code: CodeType, frame: FrameType) -> None:
+        """The code of `torch.autograd.backward` is known, as it starts for the first time."""
+        if self._watched is None:
+            self._watched = code
+            self._landmarks.add(code, self._backward_starts).switch(True)
+            self._backward_starts(frame)
+
+    def _backward_starts(self, frame: FrameType) -> None:
+        torch: Any = sys.modules.get("torch")
+        loss = loss_of(torch, frame)
+        if loss is not None and loss.device.type == "cpu":
+            self.heard = True
+            with undisturbed(torch):
+                value = loss.item()
+            self._told(float(value))
