@@ -177,7 +177,8 @@ class NonFinite(Trigger):
         return self._becomes(1, count > 0)
 
     def _becomes(self, which: int, bad: bool) -> bool:
-        before, self._bad[which] = self._bad[which], bad
+        before = any(self._bad)
+        self._bad[which] = bad
         return self._asks_if(bad and not before)
 
     def __repr__(self) -> str:
