@@ -127,7 +127,9 @@ class Session:
             self._listening.before_the_end(functools.partial(self._recording.release_held, "SIGTERM"))
         self._hang_watch = None
         if options.hang_after is not None:
-            self._hang_watch = HangWatch(options.hang_after, lambda: tracker.callbacks, self._hung)
+            self._hang_watch = HangWatch(
+                options.hang_after, lambda: tracker.callbacks, tracker.in_progress, codebase.is_program, self._hung
+            )
         _sessions.add(self)
         # Callbacks that outlive the modules they use would be heard of at the end of the interpreter.
         atexit.register(self._at_exit)

@@ -157,6 +157,11 @@ def test_a_hang_is_noted_with_the_place_of_every_thread(tmp_path: Path) -> None:
     assert f"train ({tmp_path / 'train.py'}:" in errors
     assert recorded(tmp_path) == {18: CALLS, 19: CALLS}
     assert any("because of a hang" in note for note in notes(tmp_path))
+    [process_of] = open_run(tmp_path / "run").processes
+    [hang] = [record.hang for record in process_of.read() if isinstance(record, Note) and record.hang]
+    assert (hang.role, hang.n, hang.collective) == ("train", 20, None)
+    assert hang.program is not None
+    assert hang.program.startswith(f"train ({tmp_path / 'train.py'}:")
 
 
 def test_no_hang_is_told_of_where_steps_go_on(tmp_path: Path) -> None:

@@ -9,8 +9,10 @@ from typing import Any
 import pytest
 from conftest import Run
 
+from tcmon.report.hang import hang_of
 from tcmon.trace.ranks import rank_from
 from tcmon.trace.reader import open_run
+from tcmon.trace.records import Hang, Note
 
 PROGRAM = """
 import os, time
@@ -84,6 +86,72 @@ def test_the_rank_whose_data_is_late_is_named(found: dict[str, Any]) -> None:
 
 def test_only_the_first_rank_prints_a_summary(launched: tuple[Path, subprocess.CompletedProcess[str]]) -> None:
     assert launched[1].stderr.count("Overhead  ") == 1
+
+
+HANGS = """
+import time
+import torch
+import torch.distributed as dist
+
+dist.init_process_group("gloo")
+model = torch.nn.Linear(8, 8)
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+
+def load(n):
+    if n == 20 and dist.get_rank() == 1:
+        time.sleep(4)
+
+for n in range(30):
+    load(n)
+    loss = model(torch.randn(4, 8)).square().mean()
+    loss.backward()
+    dist.all_reduce(loss.detach())
+    optimizer.step()
+dist.destroy_process_group()
+"""
+
+
+def test_a_hang_says_which_rank_stands_where_and_which_one_the_others_wait_for(
+    tmp_path: Path, run_python: Run, run_tcmon: Run
+) -> None:
+    (tmp_path / "train.py").write_text(HANGS)
+    launcher = ["-m", "torch.distributed.run", "--nproc-per-node", "2"]
+    done = run_python([*launcher, "-m", "tcmon", "run", "--quiet", "--hang-after", "1.5", "train.py"], cwd=tmp_path)
+    assert "no step for 1.5 s of rank 0" in done.stderr
+    assert "no step for 1.5 s of rank 1" in done.stderr
+    [directory] = (tmp_path / "tcmon-runs").iterdir()
+    found = json.loads(run_tcmon(["report", directory, "--json"], cwd=tmp_path).stdout)["hang"]
+    assert found["blamed"] == [1]
+    waits, sleeps = sorted(found["standing"], key=lambda each: each["rank"])
+    script = tmp_path / "train.py"
+    assert (waits["rank"], waits["hang"]["n"], waits["hang"]["collective"]) == (0, 21, "all_reduce")
+    assert waits["hang"]["program"] == f"<module> ({script}:18)"
+    assert (sleeps["rank"], sleeps["hang"]["n"], sleeps["hang"]["collective"]) == (1, 21, None)
+    assert sleeps["hang"]["program"] == f"load ({script}:12)"
+    shown = " ".join(run_tcmon(["report", directory], cwd=tmp_path).stdout.split())
+    assert "rank 0 train step 21 waits in all_reduce(), called at <module>" in shown
+    assert "the others wait for rank 1" in shown
+
+
+@pytest.mark.parametrize(
+    ("ranks", "blamed"),
+    [
+        ({0: (5, "all_reduce"), 1: (5, None), 2: (5, "broadcast")}, (1,)),
+        ({0: (5, None), 1: (4, None), 2: (5, None)}, (1,)),
+        ({0: (5, None), 1: (5, None)}, ()),
+        ({0: (5, "all_reduce"), 1: (5, "all_reduce")}, ()),
+        ({0: (None, None), 1: (5, None)}, ()),
+        ({None: (5, None)}, ()),
+    ],
+)
+def test_a_rank_is_blamed_only_where_the_others_wait(
+    ranks: dict[int | None, tuple[int | None, str | None]], blamed: tuple[int, ...]
+) -> None:
+    notes = {rank: Hang(1, "train", n, None, None, collective) for rank, (n, collective) in ranks.items()}
+    found = hang_of([(rank, [Note("warning", "", hang)]) for rank, hang in notes.items()])
+    assert found is not None
+    assert found.blamed == blamed
+    assert hang_of([(0, [Note("warning", "other")])]) is None
 
 
 TORCHRUN = {

@@ -42,6 +42,7 @@ def as_json(summary: Summary, *, all_loops: bool = False, findings: Sequence[Fin
         "lines": [_line(each) for each in main.lines],
         "overhead": _overhead(main.overhead, main.steps),
         "dropped": _dropped(main),
+        "hang": None if summary.hang is None else dataclasses.asdict(summary.hang),
         "notes": [{"level": each.level, "text": each.text} for each in main.notes],
         "ranks": [_rank(each, all_loops=all_loops) for each in summary.processes],
         "missing": list(summary.missing),

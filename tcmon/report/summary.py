@@ -10,6 +10,7 @@ from typing import Final
 
 from tcmon.report.anatomy import LineSummary, LineTimes
 from tcmon.report.frontier import Frontier, frontier_of
+from tcmon.report.hang import HangSummary, hang_of
 from tcmon.report.state import State, state_of
 from tcmon.report.steptimes import Comparison, Slice, StepLog, compare_recorded, evaluated_within, profile, quantile
 from tcmon.trace.calltree import FunctionTimes, add_calls, lost_function
@@ -179,6 +180,7 @@ class Summary:
     frontier: Frontier | None = None
     missing: tuple[str, ...] = ()
     """What is not there of the ranks of a distributed run."""
+    hang: HangSummary | None = None
 
     @property
     def main(self) -> ProcessSummary:
@@ -205,7 +207,9 @@ def summarise(run: Run, *, top: int = 10) -> Summary:
     if not processes:
         processes.append(_Gathering(run.meta.loops, []).summary(run.meta.pid, None, None, top))
     state = state_of(run.meta, processes[0].end)
-    return Summary(run.path, run.meta, state, tuple(processes), frontier_of(run), tuple(_missing(run.meta, processes)))
+    missing = tuple(_missing(run.meta, processes))
+    hang = hang_of([(each.rank, each.notes) for each in processes])
+    return Summary(run.path, run.meta, state, tuple(processes), frontier_of(run), missing, hang)
 
 
 def _missing(meta: RunMeta, processes: Sequence[ProcessSummary]) -> Iterator[str]:

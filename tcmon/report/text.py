@@ -64,6 +64,7 @@ def render(summary: Summary, console: Console, *, all_loops: bool = False) -> No
         page.loops(),
         page.steps(),
         page.ranks(),
+        page.hang(),
         page.course(),
         page.anatomy(),
         page.functions(),
@@ -190,6 +191,24 @@ class _Page:
         else:
             yield Text("ranks ran on several hosts: steps are compared without their clocks", FAINT)
 
+    def hang(self) -> Iterator[RenderableType]:
+        """Where each rank stood when there was no step for long."""
+        hang = self._summary.hang
+        if hang is None:
+            return
+        longest = wording.duration(max(each.hang.ns for each in hang.standing))
+        yield Text.assemble(("Hang", HEADING), (f"  no step for {longest}; where the step's thread stood", FAINT))
+        for each in hang.standing[:_RANKS_SHOWN]:
+            at = each.hang
+            who = "" if each.rank is None else f"rank {each.rank}  "
+            step = "" if at.n is None else f"{at.role} step {at.n:,}  "
+            place = at.at if at.collective is None else f"waits in {at.collective}()"
+            called = "" if at.program in (None, at.at) else f", called at {at.program}"
+            yield Padding(self._text(f"{who}{step}{place or 'nowhere in Python'}{called}"), (0, 0, 0, 2))
+        if hang.blamed:
+            ranks = ", ".join(map(str, hang.blamed))
+            yield Padding(self._text(f"the others wait for rank {ranks}", BAD), (0, 0, 0, 2))
+
     def course(self) -> Iterator[RenderableType]:
         shown = self._main.shown_steps(all_loops=self._all_loops)
         steps = next((each for each in shown if each.count > 1), None)
@@ -271,7 +290,7 @@ class _Page:
     def costs(self) -> Iterator[RenderableType]:
         yield _labelled("Overhead", self._text(self._overhead()))
         yield _labelled("Dropped", self._dropped())
-        notes = self._main.notes
+        notes = [note for note in self._main.notes if note.hang is None]
         for note in notes[:_NOTES_SHOWN]:
             yield _labelled("Note", self._text(note.text))
         if len(notes) > _NOTES_SHOWN:

@@ -462,6 +462,14 @@ class Tracker:
         """All loops that are watched for a role."""
         return [w for loops in self._loops.values() for w in loops if isinstance(w, WatchedLoop) and w.role is role]
 
+    def in_progress(self) -> tuple[int, str, int] | None:
+        """The thread, role and number of a step that some thread is in, or waits for; asked from another thread."""
+        for thread, stack in list(self._stacks.items()):
+            for activation in stack[:1]:
+                n = activation.watched.counter.count + 1 if activation.waiting else activation.n
+                return thread, activation.watched.role, n
+        return None
+
     def is_counting(self, role: Role) -> bool:
         """Whether the current thread is in a loop of `role`."""
         return any(a.watched.role is role for a in self._stacks.get(get_ident(), ()))

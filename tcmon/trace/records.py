@@ -167,11 +167,28 @@ class Overhead:
 
 
 @dataclass(frozen=True, slots=True)
+class Hang:
+    """Where a process stood when there was no step for `ns`: in step `n` of `role`, or none.
+
+    `at` is the place of the innermost call of the step's thread, `program` that of the innermost call in the program's
+    own files, `collective` the function of torch.distributed that it is in, if it is in one.
+    """
+
+    ns: int
+    role: str | None
+    n: int | None
+    at: str | None
+    program: str | None
+    collective: str | None
+
+
+@dataclass(frozen=True, slots=True)
 class Note:
     """Something that went wrong or was left out."""
 
     level: str
     text: str
+    hang: Hang | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -406,7 +423,19 @@ def _budget(obj: Object) -> BudgetUse:
 
 
 def _note(obj: Object) -> Note:
-    return Note(fields.text(obj, "level"), fields.text(obj, "text"))
+    hang = fields.nested(obj, "hang") if obj.get("hang") is not None else None
+    return Note(fields.text(obj, "level"), fields.text(obj, "text"), None if hang is None else _hang(hang))
+
+
+def _hang(obj: Object) -> Hang:
+    return Hang(
+        ns=fields.time(obj, "ns"),
+        role=fields.text_or_none(obj, "role"),
+        n=fields.number_or_none(obj, "n"),
+        at=fields.text_or_none(obj, "at"),
+        program=fields.text_or_none(obj, "program"),
+        collective=fields.text_or_none(obj, "collective"),
+    )
 
 
 def _end(obj: Object) -> End:
