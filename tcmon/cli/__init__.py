@@ -13,6 +13,7 @@ from tcmon.cli.loops import loops
 from tcmon.cli.record import record
 from tcmon.cli.report import report
 from tcmon.cli.run import run
+from tcmon.cli.view import view
 from tcmon.errors import TcmonError
 
 BAD_INPUT = 2
@@ -24,6 +25,7 @@ Examples:
   tcmon run --interval 50 -m package.train --epochs 3
   tcmon loops train.py
   tcmon report tcmon-runs/train-20261201-033000-4711
+  tcmon view tcmon-runs/train-20261201-033000-4711 --open
   tcmon diff tcmon-runs/monday tcmon-runs/today
   tcmon export tcmon-runs/train-20261201-033000-4711 --to perfetto
   tcmon demo"""
@@ -40,7 +42,7 @@ def command_line() -> None:
     """Watch a PyTorch training run at almost no cost, without a change to the program."""
 
 
-for command in (run, record, loops, report, check, diff, export, demo):
+for command in (run, record, loops, report, view, check, diff, export, demo):
     command_line.add_command(command)
 
 

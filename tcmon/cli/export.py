@@ -2,8 +2,6 @@
 
 import os
 import sys
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -82,11 +80,12 @@ def export(
 
 
 def _to_perfetto(run: "Run", output: Path, steps: "StepRange | None", *, force: bool) -> None:
+    from tcmon.cli.progress import progress
     from tcmon.export.output import STDOUT, written
     from tcmon.export.perfetto import export as export_run
     from tcmon.export.perfetto import total_bytes
 
-    with written(output, force=force) as write, _progress(total_bytes(run, steps)) as advance:
+    with written(output, force=force) as write, progress(total_bytes(run, steps)) as advance:
         exported = export_run(run, write, steps=steps, advance=advance)
     _warn(exported.damaged_calls, "damaged rows of calls were passed over")
     _warn(exported.left_out, "slices were left out since they overlap too many others")
@@ -100,6 +99,7 @@ def _to_perfetto(run: "Run", output: Path, steps: "StepRange | None", *, force: 
 
 
 def _to_parquet(run: "Run", output: Path, steps: "StepRange | None", *, force: bool) -> None:
+    from tcmon.cli.progress import progress
     from tcmon.export.output import written_folder
     from tcmon.export.parquet import TABLES, require_pyarrow
     from tcmon.export.parquet import export as export_run
@@ -110,7 +110,7 @@ def _to_parquet(run: "Run", output: Path, steps: "StepRange | None", *, force: b
     names = frozenset(f"{table}.parquet" for table in TABLES)
     with (
         written_folder(output, force=force, names=names) as folder,
-        _progress(total_bytes(run, steps)) as advance,
+        progress(total_bytes(run, steps)) as advance,
     ):
         exported = export_run(run, folder, steps=steps, advance=advance)
     _warn(exported.damaged_calls, "damaged rows of calls were passed over")
@@ -123,29 +123,3 @@ def _to_parquet(run: "Run", output: Path, steps: "StepRange | None", *, force: b
 def _warn(number: int, what: str) -> None:
     if number:
         click.echo(f"tcmon: warning: {number:,} {what}", err=True)
-
-
-@contextmanager
-def _progress(total: int) -> Iterator[Callable[[int], object]]:
-    """Shows how far an export is, where somebody looks at it."""
-    from rich.console import Console
-
-    console = Console(stderr=True)
-    if not console.is_terminal:
-        yield lambda _: None
-        return
-    from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeRemainingColumn
-
-    columns = TextColumn("reading"), BarColumn(), DownloadColumn(), TimeRemainingColumn()
-    with Progress(*columns, console=console, transient=True) as progress:
-        task = progress.add_task("", total=total)
-        untold = 0
-
-        def advance(size: int) -> None:
-            nonlocal untold
-            untold += size
-            if untold >= 1 << 20:
-                progress.advance(task, untold)
-                untold = 0
-
-        yield advance
