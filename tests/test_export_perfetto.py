@@ -251,7 +251,7 @@ def test_a_run_without_steps_is_a_file_without_slices(tmp_path: Path, records: A
 
 def test_steps_in_the_journal_are_there_once(tmp_path: Path) -> None:
     directory = write_run(tmp_path, [header(), steps([10] * 5)], ended=None)
-    journal = StepJournal(directory / "trace-4242.journal", 0, lambda: None)
+    journal = StepJournal(directory / "trace-4242.journal", 0, lambda: None, lambda _: None)
     for n in range(4, 9):
         journal.add(1, 0, n, 10 * n - 10, 10 * n - 8, 10 * n)
     events, _ = exported(directory)
