@@ -53,13 +53,25 @@ def until(condition: Callable[[], Any], what: str) -> Any:
 def opened(browser: Any, page: Path, *, width: int = 1200, dark: bool = False, hash: str = "") -> Any:
     metrics = {"width": width, "height": 900, "deviceScaleFactor": 1, "mobile": width < 600}
     browser.execute_cdp_cmd("Emulation.setDeviceMetricsOverride", metrics)
-    scheme = {"name": "prefers-color-scheme", "value": "dark" if dark else "light"}
-    browser.execute_cdp_cmd("Emulation.setEmulatedMedia", {"features": [scheme]})
+    in_colours(browser, dark=dark)
     browser.get("about:blank")
     browser.get_log("browser")
     browser.get(page.as_uri() + hash)
     until(lambda: browser.execute_script("return document.body.dataset.ready") == "yes", "the page is ready")
     return browser
+
+
+def in_colours(browser: Any, *, dark: bool) -> None:
+    """Without motion, so that nothing moves away under the mouse."""
+    scheme = {"name": "prefers-color-scheme", "value": "dark" if dark else "light"}
+    motion = {"name": "prefers-reduced-motion", "value": "reduce"}
+    browser.execute_cdp_cmd("Emulation.setEmulatedMedia", {"features": [scheme, motion]})
+
+
+def labels(browser: Any) -> list[str]:
+    """What is written in the boxes of the calls."""
+    script = "return [...document.querySelectorAll('#calls .slicetext')].map((each) => each.textContent)"
+    return browser.execute_script(script)
 
 
 def text_of(browser: Any, id: str) -> str:
@@ -118,14 +130,8 @@ def test_a_click_on_a_recorded_step_shows_its_calls_and_lines(browser: Any, page
         time.sleep(0.3)
     until(lambda: text_of(browser, "chosen").startswith("Training step 42: 5.00 ms"), "step 42 is chosen")
     assert f"recorded because of {HOSTILE}interval" in text_of(browser, "chosen")
-    labels = until(
-        lambda: browser.execute_script(
-            "return [...document.querySelectorAll('#calls .slicetext')].map((each) => each.textContent)"
-        ),
-        "the calls are labelled",
-    )
-    assert any(label.startswith("step 42") for label in labels)
-    assert any(f"{HOSTILE}backward" in label for label in labels)
+    until(lambda: any(label.startswith("step 42") for label in labels(browser)), "the calls are labelled")
+    assert any(label.endswith("backward") for label in labels(browser))
     table = text_of(browser, "calls-table")
     assert HOSTILE + "Linear.<locals>.forward" in table
     assert browser.execute_script("return document.querySelector('#lines-train .took').textContent") == "1.00 ms"
@@ -152,6 +158,8 @@ def test_steps_are_chosen_by_list_buttons_keys_and_links(browser: Any, page: Pat
     calls = browser.find_element("id", "calls")
     calls.send_keys("\ue015")  # arrow down
     until(lambda: HOSTILE + "Model.forward" in text_of(browser, "focus"), "the longest call is told")
+    whole = f"{HOSTILE}Model.forward  1.50 ms"
+    until(lambda: whole in labels(browser), "its name has all the room")
     calls.send_keys("\ue015")
     until(lambda: HOSTILE + "Linear.<locals>.forward" in text_of(browser, "focus"), "the call below it is told")
     browser.find_element("id", "merged").click()
@@ -195,8 +203,7 @@ def test_it_fits_a_phone_and_follows_the_systems_colours(browser: Any, page: Pat
     assert (back < 200) == dark
     assert abs(back - text) > 400
     assert abs(back - axis) > 400
-    scheme = {"name": "prefers-color-scheme", "value": "light" if dark else "dark"}
-    browser.execute_cdp_cmd("Emulation.setEmulatedMedia", {"features": [scheme]})
+    in_colours(browser, dark=not dark)
     changed = (
         "return getComputedStyle(document.querySelector('#times-train .legendtext')).fill"
         " === getComputedStyle(document.body).color"

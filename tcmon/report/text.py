@@ -10,7 +10,7 @@ from rich.padding import Padding
 from rich.table import Table
 from rich.text import Text
 
-from tcmon.report import wording
+from tcmon.report import sentences, wording
 from tcmon.report.anatomy import source_line
 from tcmon.report.frontier import STEP_PHASES
 from tcmon.report.layout import (
@@ -25,7 +25,6 @@ from tcmon.report.layout import (
     table,
     width_of,
 )
-from tcmon.report.state import Condition
 from tcmon.report.summary import LoopSummary, ProcessSummary, StepSummary, Summary
 from tcmon.trace.records import Function
 
@@ -40,17 +39,15 @@ _RANKS_SHOWN: Final = 16
 _DELAYS_SHOWN: Final = 3
 _RANK_WIDTH: Final = 30
 _PHASE_WIDTH: Final = 10
-_PHASE_NAMES: Final = {"wait": "data wait", "evaluation": "eval", "checkpoint": "saving"}
 _LEAST_SHARE: Final = 0.005
-_CHANGED: Final = "(its source is gone, or was changed since the run began)"
-
-_HOW_FOUND: Final = {
-    "static": "found in its code",
-    "dynamic": "found as it ran",
-    "manual": "marked by the program",
+_STYLES: Final = {
+    sentences.Tone.PLAIN: "",
+    sentences.Tone.FAINT: FAINT,
+    sentences.Tone.GOOD: GOOD,
+    sentences.Tone.MARKED: MARKED,
+    sentences.Tone.BAD: BAD,
 }
-
-_HOW_ENDED: Final = {"exception": "ended by an exception", "interrupt": "was interrupted"}
+_CHANGED: Final = "(its source is gone, or was changed since the run began)"
 
 
 def render(summary: Summary, console: Console, *, all_loops: bool = False) -> None:
@@ -94,7 +91,11 @@ class _Page:
 
     def heading(self) -> Iterator[RenderableType]:
         meta = self._summary.meta
-        yield Text.assemble(self._text(wording.path(meta.script, self._cwd), HEADING), "  ", self._state())
+        yield Text.assemble(
+            self._text(wording.path(meta.script, self._cwd), HEADING),
+            "  ",
+            self._sentence(sentences.state(self._summary)),
+        )
         yield self._text(shlex.join(meta.command), FAINT)
         torch = f"torch {meta.torch}, " if meta.torch else ""
         facts = f"Python {meta.python}, {torch}pid {meta.pid} on {meta.host}, {wording.moment(meta.started)}"
@@ -149,7 +150,7 @@ class _Page:
         shown = [phase for phase in STEP_PHASES if phase in longest]
         rows = table()
         rows.add_column("Rank", no_wrap=True)
-        for head in ("steps", "p50", *(_PHASE_NAMES.get(phase, phase) for phase in shown)):
+        for head in ("steps", "p50", *(sentences.PHASE_NAMES.get(phase, phase) for phase in shown)):
             rows.add_column(head, justify="right", no_wrap=True)
         for each in sorted(processes, key=lambda each: (each.rank or 0, each.restart))[:_RANKS_SHOWN]:
             steps = each.steps["train"]
@@ -169,45 +170,17 @@ class _Page:
 
     def _held_up(self) -> Iterator[RenderableType]:
         frontier = self._summary.frontier
-        if frontier is None:
-            return
-        for delay in frontier.delays[:_DELAYS_SHOWN]:
-            phase = _PHASE_NAMES.get(delay.phase, delay.phase)
-            per_step = wording.duration(delay.ns / delay.steps)
-            yield Text(
-                f"rank {delay.rank} holds the others up in phase {phase}: {per_step} in each of "
-                f"{wording.counted(delay.steps, 'step')}, {wording.share(delay.share)} of the time",
-                BAD,
-            )
-        for slow in frontier.slow[:_DELAYS_SHOWN]:
-            where = f"phase {_PHASE_NAMES.get(slow.phase, slow.phase)}"
-            who = "of all ranks" if slow.rank is None else f"of rank {slow.rank}"
-            yield Text(
-                f"slow step {slow.n:,} ({wording.duration(slow.ns)}) begins in {where} {who}: "
-                f"{wording.duration(slow.excess_ns)} more than usual"
-            )
-        if frontier.uncertain_ns is not None:
-            yield Text(f"clocks of the ranks agree to {wording.duration(frontier.uncertain_ns)}", FAINT)
-        else:
-            yield Text("ranks ran on several hosts: steps are compared without their clocks", FAINT)
+        if frontier is not None:
+            yield from map(self._sentence, sentences.held_up(frontier))
 
     def hang(self) -> Iterator[RenderableType]:
         """Where each rank stood when there was no step for long."""
         hang = self._summary.hang
         if hang is None:
             return
-        longest = wording.duration(max(each.hang.ns for each in hang.standing))
-        yield Text.assemble(("Hang", HEADING), (f"  no step for {longest}; where the step's thread stood", FAINT))
-        for each in hang.standing[:_RANKS_SHOWN]:
-            at = each.hang
-            who = "" if each.rank is None else f"rank {each.rank}  "
-            step = "" if at.n is None else f"{at.role} step {at.n:,}  "
-            place = at.at if at.collective is None else f"waits in {at.collective}()"
-            called = "" if at.program in (None, at.at) else f", called at {at.program}"
-            yield Padding(self._text(f"{who}{step}{place or 'nowhere in Python'}{called}"), (0, 0, 0, 2))
-        if hang.blamed:
-            ranks = ", ".join(map(str, hang.blamed))
-            yield Padding(self._text(f"the others wait for rank {ranks}", BAD), (0, 0, 0, 2))
+        yield Text.assemble(("Hang", HEADING), (f"  {sentences.longest_hang(hang)}", FAINT))
+        for each in sentences.hang(hang):
+            yield Padding(self._sentence(each), (0, 0, 0, 2))
 
     def course(self) -> Iterator[RenderableType]:
         shown = self._main.shown_steps(all_loops=self._all_loops)
@@ -288,8 +261,8 @@ class _Page:
             yield self._text(f"{self._main.raised:,} of {calls} ended by an exception", FAINT)
 
     def costs(self) -> Iterator[RenderableType]:
-        yield _labelled("Overhead", self._text(self._overhead()))
-        yield _labelled("Dropped", self._dropped())
+        yield _labelled("Overhead", self._text(sentences.overhead(self._main)))
+        yield _labelled("Dropped", self._sentence(sentences.dropped(self._main)))
         notes = [note for note in self._main.notes if note.hang is None]
         for note in notes[:_NOTES_SHOWN]:
             yield _labelled("Note", self._text(note.text))
@@ -309,22 +282,6 @@ class _Page:
         ):
             yield Text.assemble((f"{label:<{_LABEL_WIDTH}}", HEADING), self._text(text))
 
-    def _state(self) -> Text:
-        state = self._summary.state
-        known = f"known up to {wording.duration(self._main.last_ns)}" if self._main.last_ns else "no step is known yet"
-        match state.condition:
-            case Condition.ENDED:
-                how = _HOW_ENDED.get(state.reason or "", "ended")
-                code = "" if state.exit_code is None else f", exit code {state.exit_code}"
-                style = GOOD if state.reason == "exit" and not state.exit_code else BAD
-                return Text(f"{how} after {wording.duration(state.clock_ns)}{code}", style)
-            case Condition.RUNNING:
-                return Text(f"still running; {known}", MARKED)
-            case Condition.KILLED:
-                return Text(f"was killed; {known}", BAD)
-            case Condition.UNKNOWN:
-                return self._text(f"running or killed, {self._summary.meta.host} can tell; {known}", BAD)
-
     def _no_training_loop(self) -> Iterator[RenderableType]:
         yield Text("No training loop was found." if self._main.end else "No training loop was found so far.", BAD)
         seen = self._summary.seen
@@ -341,7 +298,7 @@ class _Page:
         steps = f"{wording.counted(each.steps, 'step')}, {each.recorded:,} recorded"
         line = Text.assemble((f"{loop.role:<6}", MARKED), self._text(f"{where} in {loop.qualname}  {steps}"))
         yield Padding(line, (0, 0, 0, 2))
-        evidence = "; ".join([_HOW_FOUND[loop.found], *loop.evidence])
+        evidence = "; ".join([sentences.HOW_FOUND[loop.found], *loop.evidence])
         yield Padding(self._text(evidence, FAINT), (0, 0, 0, 8))
 
     def _bars(self, steps: StepSummary) -> Text:
@@ -354,38 +311,6 @@ class _Page:
             line.append(bars[level], BAD if each.longest_ns >= full else MARKED if each.recorded else FAINT)
         return line
 
-    def _overhead(self) -> str:
-        overhead, measured = self._main.overhead, self._main.overhead.measured
-        parts = ["not measured yet"]
-        if measured is not None:
-            callbacks = wording.duration(measured.callback_ns + measured.dispatch_ns)
-            parts = [f"callbacks {callbacks}, writing {wording.duration(measured.write_ns)}"]
-        if overhead.share is not None:
-            parts = [f"{wording.share(overhead.share)} of step time ({parts[0]})"]
-        if measured is not None and (budget := measured.budget) is not None:
-            achieved = "not known yet" if budget.achieved is None else wording.share(budget.achieved)
-            parts.append(f"budget {wording.share(budget.target)}, spent {achieved}")
-        parts += [
-            f"recorded {role} steps took {each.ratio:.2f} times as long as those around them ({each.steps:,} compared)"
-            for role, steps in self._main.steps.items()
-            if (each := steps.compared) is not None
-        ]
-        return "; ".join(parts)
-
-    def _dropped(self) -> Text:
-        dropped = self._main.dropped
-        parts = [
-            f"{wording.counted(number, noun)} {what}"
-            for number, noun, what in (
-                (dropped.calls, "call", "beyond the bound of a step"),
-                (dropped.damaged_lines, "damaged line", "in the trace"),
-                (dropped.unknown_records, "record", "of a later version"),
-                (dropped.cut_bytes, "byte", "of a record cut off at the end"),
-            )
-            if number
-        ]
-        return Text("; ".join(parts), BAD) if parts else Text("nothing")
-
     def _other(self, process: ProcessSummary) -> str:
         shown = process.shown_steps(all_loops=self._all_loops)
         counts = [wording.counted(each.count, f"{each.role} step") for each in shown if each.count]
@@ -393,6 +318,10 @@ class _Page:
 
     def _place(self, function: Function, width: int) -> str:
         return wording.place(function.file, function.line, self._cwd, width, self._ellipsis, self._encoding)
+
+    def _sentence(self, sentence: sentences.Sentence) -> Text:
+        text, tone = sentence
+        return self._text(text, _STYLES[tone])
 
     def _text(self, text: str, style: str = "") -> Text:
         # A Text and no string: in a string, rich would look for markup.

@@ -71,7 +71,7 @@
       paper_bgcolor: "rgba(0,0,0,0)", plot_bgcolor: "rgba(0,0,0,0)", font: { color: color("text"), size: 12 },
       margin: { l: 50, r: 12, t: 8, b: 36 }, hovermode: "closest", dragmode: coarse ? false : "zoom",
       hoverlabel: { bgcolor: color("panel"), bordercolor: color("line"), font: { color: color("text") }, align: "left" },
-      legend: { orientation: "h", y: 1.02, yanchor: "bottom", x: 0, font: { color: color("text") }, bgcolor: "rgba(0,0,0,0)" },
+      legend: { orientation: "h", y: 1.02, yanchor: "bottom", x: 0, font: { color: color("text") }, bgcolor: "rgba(0,0,0,0)", traceorder: "normal" },
       xaxis: { ...axis, ...xaxis, title: { ...axis.title, text: (xaxis || {}).text } },
       yaxis: { ...axis, ...yaxis, title: { ...axis.title, text: (yaxis || {}).text } },
       ...(yaxis2 ? { yaxis2: { ...axis, ...yaxis2, title: { ...axis.title, text: yaxis2.text } } } : {}),
@@ -337,6 +337,14 @@
     return { all, of, leftOut: flame ? flame[4] : 0, flame };
   }
 
+  // What of a name and a time fits into a box of so many characters; the end of a name tells most.
+  function fitting(name, time, room) {
+    if (name.length + time.length + 3 <= room) return `${name}  ${time}`;
+    if (name.length + 1 <= room) return name;
+    const end = name.split(".").pop();
+    return end.length + 1 <= room ? end : room >= 6 ? "…" + end.slice(2 - Math.floor(room)) : "";
+  }
+
   function callsChart() {
     const { all, of } = nodes();
     const top = all.find((node) => node.id === level) || all[0];
@@ -349,11 +357,12 @@
     const fill = [color("flame0"), color("flame1"), color("flame2")];
     const whole = all[0].total || 1;
     const per = of > 1 ? " per step" : "";
+    const room = byId("calls").clientWidth / 6.4; // characters
     const trace = {
       type: "icicle", ids: wide.map((node) => node.id), labels: wide.map((node) => escaped(node.name)),
       parents: wide.map((node) => (node.above ? node.above.id : "")), values: wide.map((node) => node.total),
-      text: wide.map((node) => duration(node.total / of)), branchvalues: "total", sort: false, level: top.id,
-      texttemplate: "%{label}  %{text}", textposition: "middle left", hoverinfo: "text", maxdepth: levels,
+      text: wide.map((node) => escaped(fitting(node.name, duration(node.total / of), (node.total / (top.total || 1)) * room))),
+      branchvalues: "total", sort: false, level: top.id, texttemplate: "%{text}", textposition: "middle left", hoverinfo: "text", maxdepth: levels,
       hovertext: wide.map((node) => `<b>${escaped(node.name)}</b><br>` + (node.place ? `${escaped(node.place)}<br>` : "") +
         `total ${duration(node.total / of)}${per}, ${percent(node.total / whole)}<br>self ${duration(node.own / of)}` +
         (node.calls ? `<br>${number(Number((node.calls / of).toFixed(2)))} ${node.calls === 1 ? "call" : "calls"}${per}` : "")),

@@ -18,14 +18,13 @@ import orjson
 
 from tcmon.checks.run import Checked, check
 from tcmon.errors import TcmonError
-from tcmon.report import wording
-from tcmon.report.state import Condition
+from tcmon.report import sentences, wording
 from tcmon.report.summary import FunctionSummary, ProcessSummary, StepSummary, Summary, summarise
 from tcmon.trace.details import Finding
 from tcmon.trace.everystep import every_step
 from tcmon.trace.reader import Process, Run
 from tcmon.view.course import Course
-from tcmon.view.data import PART_NAMES, RankTimes, page_data
+from tcmon.view.data import RankTimes, page_data
 from tcmon.view.gather import Recorded, TimesByRole
 from tcmon.view.html import Html, element, joined, table
 from tcmon.view.source import source_lines
@@ -36,15 +35,11 @@ GENERATOR: Final = "tcmon view"
 FUNCTIONS: Final = 40
 _RANKS_DRAWN: Final = 16
 _NOTES_SHOWN: Final = 20
-_DELAYS_SHOWN: Final = 5
 _RANK_BUCKETS: Final = 300
 
 _POLICY: Final = (
     "default-src 'none'; script-src 'unsafe-inline'; style-src 'unsafe-inline'; img-src data: blob:; font-src data:"
 )
-
-_HOW_FOUND: Final = {"static": "found in its code", "dynamic": "found as it ran", "manual": "marked by the program"}
-_HOW_ENDED: Final = {"exception": "ended by an exception", "interrupt": "was interrupted"}
 
 type Advance = Callable[[int], object]
 
@@ -172,35 +167,18 @@ class _Body:
             for name, title in titles.items()
             if any(each.startswith(f'<section id="{name}"') for each in sections)
         ]
-        state, good = self._state()
+        state, tone = sentences.state(self._summary)
         torch = f", torch {meta.torch}" if meta.torch else ""
         return element(
             "header",
             element("h1", wording.path(meta.script, self._cwd)),
-            element("p", element("span", state, class_="good" if good else "bad"), class_="state"),
+            element("p", element("span", state, class_=tone), class_="state"),
             element("p", element("code", shlex.join(meta.command)), class_="faint"),
             element(
                 "p", f"Python {meta.python}{torch}, on {meta.host}, {wording.moment(meta.started)}", class_="faint"
             ),
             element("nav", *links, aria_label="Sections"),
         )
-
-    def _state(self) -> tuple[str, bool]:
-        state = self._summary.state
-        last = self._main.last_ns
-        known = f"known up to {_duration(last)}" if last else "no step is known yet"
-        match state.condition:
-            case Condition.ENDED:
-                how = _HOW_ENDED.get(state.reason or "", "ended")
-                code = "" if state.exit_code is None else f", exit code {state.exit_code}"
-                good = state.reason == "exit" and not state.exit_code
-                return f"{how} after {_duration(state.clock_ns)}{code}", good
-            case Condition.RUNNING:
-                return f"still running when this page was made; {known}", True
-            case Condition.KILLED:
-                return f"was killed; {known}", False
-            case Condition.UNKNOWN:
-                return f"running or killed, {self._summary.meta.host} can tell; {known}", False
 
     def _findings(self) -> Iterator[Html]:
         if not self._checked.steps:
@@ -261,6 +239,12 @@ class _Body:
         )
         yield Html('<p id="chosen" role="status" aria-live="polite"></p>')
         yield _chart("calls", "Calls of the chosen steps by path: which function called which", "Calls")
+        kinds = [("flame0", "the program"), ("flame1", "torch"), ("flame2", "other libraries")]
+        keys = [
+            joined((element("span", class_="key", style=f"background:var(--{key})"), f" {text} "))
+            for key, text in kinds
+        ]
+        yield element("p", *keys, class_="faint")
         yield element("p", id="focus", role="status", aria_live="polite", class_="faint")
         yield element(
             "details",
@@ -358,15 +342,7 @@ class _Body:
             yield element("p", text, class_="bad")
         frontier = summary.frontier
         if frontier is not None:
-            for delay in frontier.delays[:_DELAYS_SHOWN]:
-                phase = PART_NAMES.get(delay.phase, delay.phase)
-                yield element(
-                    "p",
-                    f"rank {delay.rank} holds the others up in phase {phase}: "
-                    f"{_duration(delay.ns / delay.steps)} in each of "
-                    f"{wording.counted(delay.steps, 'step')}, {wording.share(delay.share)} of the time",
-                    class_="bad",
-                )
+            yield from map(_sentence, sentences.held_up(frontier))
             yield _chart("phases", "A step's phases on each rank, in the middle", "Phases")
         if self._ranks > 1:
             yield _chart("rank-times", "Training steps of each rank", "RankTimes")
@@ -403,7 +379,7 @@ class _Body:
                 f" {wording.path(loop.file, self._cwd)}:{loop.line} in ",
                 element("code", loop.qualname),
                 f": {wording.counted(each.steps, 'step')}, {each.recorded:,} recorded. "
-                f"{_HOW_FOUND[loop.found]}: {'; '.join(loop.evidence)}",
+                f"{sentences.HOW_FOUND[loop.found]}: {'; '.join(loop.evidence)}",
             )
         if not self._summary.training_loop_found:
             hint = f" {main.end.hint}" if main.end and main.end.hint else ""
@@ -424,38 +400,18 @@ class _Body:
             "host": meta.host,
             "process": str(meta.pid),
             "trace": wording.size(sum(each.trace_bytes for each in self._summary.processes)),
-            "overhead": self._overhead(),
-            "dropped": self._dropped(),
+            "overhead": sentences.overhead(self._main),
+            "dropped": sentences.dropped(self._main)[0],
             **{f"option {key}": value for key, value in options.items()},
         }
         pairs = (joined((element("dt", key), element("dd", value))) for key, value in facts.items())
         yield element("dl", *pairs)
-        for note in main.notes[:_NOTES_SHOWN]:
+        hang = self._summary.hang
+        if hang is not None:
+            yield element("h3", f"Hang: {sentences.longest_hang(hang)}")
+            yield from map(_sentence, sentences.hang(hang))
+        for note in [each for each in main.notes if each.hang is None][:_NOTES_SHOWN]:
             yield element("p", f"{note.level}: {note.text}", class_="faint")
-
-    def _overhead(self) -> str:
-        overhead = self._main.overhead
-        parts = ["not measured yet" if overhead.share is None else f"{wording.share(overhead.share)} of step time"]
-        parts += [
-            f"recorded {role} steps took {each.ratio:.2f} times as long as those around them ({each.steps:,} compared)"
-            for role, steps in self._main.steps.items()
-            if (each := steps.compared) is not None
-        ]
-        return "; ".join(parts)
-
-    def _dropped(self) -> str:
-        dropped = self._main.dropped
-        parts = [
-            f"{wording.counted(number, noun)} {what}"
-            for number, noun, what in (
-                (dropped.calls, "call", "beyond the bound of a step"),
-                (dropped.damaged_lines, "damaged line", "in the trace"),
-                (dropped.unknown_records, "record", "of a later version"),
-                (dropped.cut_bytes, "byte", "of a record cut off at the end"),
-            )
-            if number
-        ]
-        return "; ".join(parts) or "nothing"
 
 
 _NO_SCRIPT: Final = Html("<noscript><p>The charts need JavaScript.</p></noscript>")
@@ -472,6 +428,11 @@ def _chart(name: str, title: str, kind: str) -> Html:
         element("figcaption", title),
         element("div", id=name, class_="chart", data_kind=kind, tabindex=0, role="group", aria_label=title),
     )
+
+
+def _sentence(sentence: sentences.Sentence) -> Html:
+    text, tone = sentence
+    return element("p", text, class_=tone)
 
 
 def _step_rows(shown: Iterable[StepSummary]) -> Iterator[list[str]]:
