@@ -9,6 +9,9 @@ import click
 from tcmon.errors import TcmonError
 
 if TYPE_CHECKING:
+    from tcmon.checks.run import Checked
+    from tcmon.report.state import State
+    from tcmon.report.summary import Summary
     from tcmon.trace.reader import Run
 
 EXAMPLES = """\b
@@ -16,6 +19,8 @@ Examples:
   tcmon report tcmon-runs/train-20261201-033000-4711
   tcmon report --top 30 runs/today
   tcmon report --step 22 runs/today
+  tcmon report --follow runs/today
+  tcmon report --loop train.py:31 runs/today
   tcmon report --json runs/today | jq .steps.train.p50_ms"""
 
 FUNCTIONS = 10
@@ -36,6 +41,8 @@ LINES = 60
     type=click.IntRange(1),
     help=f"Show N functions, or with --step N lines of calls.  [default: {FUNCTIONS}, or {LINES}]",
 )
+@click.option("--loop", metavar="PLACE", help="Only the steps of the loop at FILE:LINE, or in a function.")
+@click.option("--follow", is_flag=True, help="Redraw the summary until the run has ended.")
 @click.option("--rank", metavar="N", type=click.IntRange(0), help="Of a distributed run, show rank N.  [default: 0]")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object instead.")
 @click.option("--no-color", is_flag=True, help="Plain text also on a terminal.")
@@ -45,6 +52,8 @@ def report(
     step: int | None,
     role: str | None,
     top: int | None,
+    loop: str | None,
+    follow: bool,
     rank: int | None,
     as_json: bool,
     no_color: bool,
@@ -55,35 +64,67 @@ def report(
     """
     if role is not None and step is None:
         raise click.UsageError("--role goes with --step")
+    if step is not None and (loop is not None or follow):
+        raise click.UsageError(f"--{'loop' if loop is not None else 'follow'} does not go with --step")
     from tcmon.trace.reader import open_run
 
     try:
-        run = open_run(directory, rank)
         if step is None:
-            _summary(run, top or FUNCTIONS, as_json=as_json, no_color=no_color)
+            show = _Summary(directory, rank, top or FUNCTIONS, loop)
+            if follow:
+                show.follow(as_json=as_json, no_color=no_color)
+            elif as_json:
+                show.print_json()
+            else:
+                show.draw(_console(no_color=no_color))
         else:
-            _step(run, role or "train", step, top or LINES, as_json=as_json, no_color=no_color)
+            _step(open_run(directory, rank), role or "train", step, top or LINES, as_json=as_json, no_color=no_color)
     except TcmonError as error:
         raise click.ClickException(str(error)) from None
 
 
-def _summary(run: "Run", top: int, *, as_json: bool, no_color: bool) -> None:
-    from tcmon.checks.run import check
-    from tcmon.report.summary import summarise
+class _Summary:
+    """The summary of the run in a directory, read anew each time that it is shown."""
 
-    summary = summarise(run, top=top)
-    checked = check(run)
-    if as_json:
-        from tcmon.report.as_json import as_json as json_of
+    def __init__(self, directory: Path, rank: int | None, top: int, loop: str | None) -> None:
+        self._directory = directory
+        self._rank = rank
+        self._top = top
+        self._loop = loop
 
-        _print_json(json_of(summary, findings=checked.findings))
-    else:
+    def draw(self, console: Any) -> "State":
         from tcmon.checks.text import brief
         from tcmon.report.text import render
 
-        console = _console(no_color=no_color)
+        summary, checked = self._read()
         render(summary, console)
-        brief(checked, str(run.path), console)
+        brief(checked, str(self._directory), console)
+        return summary.state
+
+    def print_json(self) -> None:
+        from tcmon.report.as_json import as_json
+
+        summary, checked = self._read()
+        _print_json(as_json(summary, findings=checked.findings))
+
+    def follow(self, *, as_json: bool, no_color: bool) -> None:
+        from tcmon.report.follow import follow, until_over
+
+        if as_json:
+            until_over(lambda: self._read()[0].state)
+            self.print_json()
+        else:
+            follow(self.draw, _console(no_color=no_color))
+
+    def _read(self) -> "tuple[Summary, Checked]":
+        from tcmon.checks.run import check
+        from tcmon.report.loopchoice import LoopChoice
+        from tcmon.report.summary import summarise
+        from tcmon.trace.reader import open_run
+
+        run = open_run(self._directory, self._rank)
+        loop = None if self._loop is None else LoopChoice.parse(self._loop)
+        return summarise(run, top=self._top, loop=loop), check(run)
 
 
 def _step(run: "Run", role: str, n: int, most: int, *, as_json: bool, no_color: bool) -> None:

@@ -8,6 +8,7 @@ from collections.abc import Mapping, Sequence
 
 from tcmon.report.anatomy import LineSummary
 from tcmon.report.frontier import Frontier
+from tcmon.report.health import HealthSummary
 from tcmon.report.onestep import OneStep
 from tcmon.report.summary import (
     STEP_ROLES,
@@ -26,19 +27,23 @@ type Json = str | int | float | bool | list["Json"] | dict[str, "Json"] | None
 def as_json(summary: Summary, *, all_loops: bool = False, findings: Sequence[Finding] | None = None) -> dict[str, Json]:
     """The whole summary as one object.
 
-    `run` holds the facts of the run, `loops` the loops that count steps (every loop with `all_loops`),
-    `steps` the figures by role, `lines` where in the loops' own code the time of recorded steps goes,
-    `functions` those with the most self time over recorded steps, `overhead` what watching cost, `dropped`
-    what the trace lacks, `ranks` the figures of each process, `missing` what is not there of them, `frontier` which
-    rank holds the others up in which phase, and `findings` those of health checks, if any
-    ran, which `checks` says.
+    `run` holds the facts of the run, `loops` the loops that count steps (every loop with `all_loops`), `steps` the
+    figures by role, `evaluation_share` the part of the time in steps that evaluation steps took, `lines` where in the
+    loops' own code the time of recorded steps goes, `functions` those with the most self time over recorded steps,
+    `functions_by_total` those with the most total time, `health` how the loss, the gradients and the parameters went,
+    `overhead` what watching cost, `dropped` what the trace lacks, `ranks` the figures of each process, `missing` what
+    is not there of them, `frontier` which rank holds the others up in which phase, `hang` where the ranks stood when
+    there was no step for long, and `findings` those of health checks, if any ran, which `checks` says.
     """
     main = summary.main
     return {
         "run": _run(summary),
         "loops": [_loop(each) for each in main.shown_loops(all_loops=all_loops)],
         "steps": _steps(main, all_loops=all_loops),
+        "evaluation_share": summary.evaluation_share,
         "functions": [_function(each) for each in main.functions],
+        "functions_by_total": [_function(each) for each in main.by_total],
+        "health": _health(main.health),
         "lines": [_line(each) for each in main.lines],
         "overhead": _overhead(main.overhead, main.steps),
         "dropped": _dropped(main),
@@ -50,6 +55,16 @@ def as_json(summary: Summary, *, all_loops: bool = False, findings: Sequence[Fin
         "findings": [finding_as_json(each) for each in findings or ()],
         "checks": "not run" if findings is None else "run",
     }
+
+
+def _health(health: HealthSummary | None) -> Json:
+    if health is None:
+        return None
+    figures: dict[str, Json] = {
+        each.name: {key: value for key, value in dataclasses.asdict(each).items() if key != "name"}
+        for each in health.figures
+    }
+    return {**dataclasses.asdict(health), "figures": figures}
 
 
 def _line(line: LineSummary) -> dict[str, Json]:

@@ -7,6 +7,7 @@ from typing import Final
 from tcmon.report import wording
 from tcmon.report.frontier import Frontier
 from tcmon.report.hang import HangSummary
+from tcmon.report.health import HealthSummary
 from tcmon.report.state import Condition
 from tcmon.report.summary import ProcessSummary, Summary
 
@@ -84,6 +85,16 @@ def hang(of: HangSummary) -> Iterator[Sentence]:
         yield f"{who}{step}{place or 'nowhere in Python'}{called}", Tone.PLAIN
     if of.blamed:
         yield f"the others wait for rank {', '.join(map(str, of.blamed))}", Tone.BAD
+
+
+def health(of: HealthSummary) -> Iterator[Sentence]:
+    """What is wrong with the numbers of a training, or may be."""
+    if of.spoilt:
+        steps = wording.counted(of.spoilt, "recorded step")
+        yield f"NaN or infinite values in {steps}, in step {of.first_spoilt:,} first", Tone.BAD
+    if of.without_gradient or of.with_zero:
+        last = f"in the last recorded step, of {wording.counted(of.parameters, 'parameter')}"
+        yield f"{last} {of.without_gradient:,} had no gradient and {of.with_zero:,} a gradient of zero", Tone.MARKED
 
 
 def longest_hang(of: HangSummary) -> str:

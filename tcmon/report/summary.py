@@ -1,7 +1,7 @@
 """Sums up a run: what it was, how its steps went, where their time went, and what watching them cost."""
 
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from heapq import nlargest
 from itertools import chain
@@ -11,10 +11,13 @@ from typing import Final
 from tcmon.report.anatomy import LineSummary, LineTimes
 from tcmon.report.frontier import Frontier, frontier_of
 from tcmon.report.hang import HangSummary, hang_of
+from tcmon.report.health import HealthLog, HealthSummary
+from tcmon.report.loopchoice import LoopChoice, loops_of
 from tcmon.report.state import State, state_of
 from tcmon.report.steptimes import Comparison, Slice, StepLog, compare_recorded, evaluated_within, profile, quantile
-from tcmon.trace.calltree import FunctionTimes, add_calls, lost_function
-from tcmon.trace.details import Lines
+from tcmon.trace.calltree import FunctionTime, FunctionTimes, add_calls, lost_function
+from tcmon.trace.details import Lines, Loss, StepDetail
+from tcmon.trace.details import State as ParameterState
 from tcmon.trace.journal import StepTimes
 from tcmon.trace.reader import PendingRows, Process, Reading, Run
 from tcmon.trace.records import (
@@ -39,6 +42,8 @@ STEP_ROLES: Final = ("train", "eval")
 
 PROFILE_SLICES: Final = 60
 """Into how many slices the course of a role's step times is cut at most."""
+
+_OF_A_LOOP: Final = (Steps, Step, Calls, Lines, Loss, ParameterState)
 
 # A summary shows a few; a writer in trouble may have left any number.
 _NOTES: Final = 100
@@ -150,6 +155,10 @@ class ProcessSummary:
     overhead: OverheadSummary
     dropped: DroppedSummary
     notes: tuple[Note, ...]
+    by_total: tuple[FunctionSummary, ...] = ()
+    """Those with the most total time; `functions` are those with the most self time."""
+    health: HealthSummary | None = None
+    """None where neither losses nor states were recorded."""
     rank: int | None = None
     restart: int = 0
 
@@ -181,6 +190,8 @@ class Summary:
     missing: tuple[str, ...] = ()
     """What is not there of the ranks of a distributed run."""
     hang: HangSummary | None = None
+    loop: LoopChoice | None = None
+    """The loop that all figures are of, if not of all."""
 
     @property
     def main(self) -> ProcessSummary:
@@ -193,23 +204,32 @@ class Summary:
         return self.main.end.seen if self.main.end else None
 
     @property
+    def evaluation_share(self) -> float | None:
+        """The part of the time in steps that evaluation steps took; None where there were no steps."""
+        return _share(self.main.steps["eval"].total_ns, self.main.overhead.wall_ns)
+
+    @property
     def training_loop_found(self) -> bool:
         """Whether some loop counts training steps."""
         return any(each.loop.role == "train" for each in self.main.loops)
 
 
-def summarise(run: Run, *, top: int = 10) -> Summary:
-    """Sum `run` up, keeping the `top` functions with the most self time.
+def summarise(run: Run, *, top: int = 10, loop: LoopChoice | None = None) -> Summary:
+    """Sum `run` up, keeping the `top` functions with the most self time, and as many with the most total time.
 
-    Reads every trace once. Raises TcmonError when one can't be read.
+    With `loop`, only its steps count. Reads every trace once. Raises TcmonError when one can't be read, or has no such
+    loop.
     """
-    processes = [_summarise(process, run.meta, top) for process in run.processes]
+    if loop is not None:
+        loop.require_in(run)
+    processes = [_summarise(process, run.meta, top, loop) for process in run.processes]
     if not processes:
         processes.append(_Gathering(run.meta.loops, []).summary(run.meta.pid, None, None, top))
     state = state_of(run.meta, processes[0].end)
     missing = tuple(_missing(run.meta, processes))
     hang = hang_of([(each.rank, each.notes) for each in processes])
-    return Summary(run.path, run.meta, state, tuple(processes), frontier_of(run), missing, hang)
+    frontier = frontier_of(run) if loop is None else None
+    return Summary(run.path, run.meta, state, tuple(processes), frontier, missing, hang, loop)
 
 
 def _missing(meta: RunMeta, processes: Sequence[ProcessSummary]) -> Iterator[str]:
@@ -234,13 +254,25 @@ def _missing(meta: RunMeta, processes: Sequence[ProcessSummary]) -> Iterator[str
             yield f"{each.label} (pid {each.pid}) has not written its end: it was killed, or still runs"
 
 
-def _summarise(process: Process, meta: RunMeta, top: int) -> ProcessSummary:
+def _summarise(process: Process, meta: RunMeta, top: int, choice: LoopChoice | None) -> ProcessSummary:
     leads = process.pid == meta.pid and process.rank in (None, meta.rank)
-    gathering = _Gathering(meta.loops if leads else (), process.unwritten_steps())
-    reading = process.read(details=("lines",))
+    loops, journal = [*(meta.loops if leads else ())], process.unwritten_steps()
+    left_out: set[int] = set()
+    if choice is not None:
+        left_out = {each.id for each in (*loops, *loops_of(process)) if not choice.holds(each)}
+        loops = [each for each in loops if each.id not in left_out]
+        journal = [each for each in journal if each.loop not in left_out]
+    gathering = _Gathering(loops, journal)
+    reading = process.read(details=("lines", "loss", "state"))
     for record in reading:
-        gathering.add(record)
+        if isinstance(record, _OF_A_LOOP) and record.loop in left_out:
+            continue
+        if not isinstance(record, Loop) or record.id not in left_out:
+            gathering.add(record)
     summary = gathering.summary(process.pid, process.trace, reading, top)
+    if choice is not None:
+        # What watching cost is known of the whole run only.
+        summary = replace(summary, overhead=replace(summary.overhead, share=None))
     return replace(summary, rank=process.rank, restart=process.restart)
 
 
@@ -254,7 +286,8 @@ class _Gathering:
         self._times: dict[str, FunctionTimes] = {}
         self._recorded_ns: Counter[str] = Counter()
         self._lines = LineTimes()
-        self._pending = PendingRows[Calls]()
+        self._pending = PendingRows[Calls | StepDetail]()
+        self._health = HealthLog()
         self._calls_dropped = 0
         self._overhead: Overhead | None = None
         self._notes: list[Note] = []
@@ -262,7 +295,7 @@ class _Gathering:
 
     def add(self, record: Record) -> None:
         match record:
-            case Calls():
+            case Calls() | Loss() | ParameterState():
                 self._pending.add(record)
             case Step():
                 self._add_step(record)
@@ -288,7 +321,10 @@ class _Gathering:
         self._steps.add_recorded(step)
         self._recorded_ns[step.role] += step.end
         self._calls_dropped += step.calls_dropped
-        add_calls(self._times.setdefault(step.role, {}), step, self._pending.take(step))
+        rows = self._pending.take(step)
+        add_calls(self._times.setdefault(step.role, {}), step, [row for row in rows if isinstance(row, Calls)])
+        if step.role == "train":
+            self._health.add(step.n, (row for row in rows if isinstance(row, Loss | ParameterState)))
 
     def summary(self, pid: int, trace: Path | None, reading: Reading | None, top: int) -> ProcessSummary:
         self._steps.finish()
@@ -302,7 +338,7 @@ class _Gathering:
             last_ns=max(self._steps.last_ns(), self._end.clock_ns if self._end else 0),
             loops=tuple(self._loop(loop) for loop in self._loops.values()),
             steps={role: self._role(role) for role in ROLES},
-            functions=self._top(top),
+            functions=self._top(top, lambda time: time.self_ns),
             lines=self._lines.most(top, self._functions),
             calls=sum(time.calls for time in times),
             raised=sum(time.raised for time in times),
@@ -314,6 +350,8 @@ class _Gathering:
                 cut_bytes=reading.cut if reading else 0,
             ),
             notes=tuple(self._notes),
+            by_total=self._top(top, lambda time: time.total_ns),
+            health=self._health.summary(),
         )
 
     def _loop(self, loop: Loop) -> LoopSummary:
@@ -350,9 +388,9 @@ class _Gathering:
         own = sorted(duration - held for duration, held in steps)
         return WithoutEvaluation(quantile(own, 0.50), quantile(own, 0.95), own[-1], evaluation_ns)
 
-    def _top(self, count: int) -> tuple[FunctionSummary, ...]:
+    def _top(self, count: int, by: Callable[[FunctionTime], int]) -> tuple[FunctionSummary, ...]:
         every = ((role, id_, time) for role, times in self._times.items() for id_, time in times.items())
-        most = nlargest(count, every, key=lambda each: each[2].self_ns)
+        most = nlargest(count, every, key=lambda each: by(each[2]))
         return tuple(
             FunctionSummary(
                 role=role,

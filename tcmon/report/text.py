@@ -1,7 +1,7 @@
 """A summary for people: one screen of text, coloured on a terminal that wants colours."""
 
 import shlex
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Final
 
@@ -25,7 +25,7 @@ from tcmon.report.layout import (
     table,
     width_of,
 )
-from tcmon.report.summary import LoopSummary, ProcessSummary, StepSummary, Summary
+from tcmon.report.summary import FunctionSummary, LoopSummary, ProcessSummary, StepSummary, Summary
 from tcmon.trace.records import Function
 
 _BARS: Final = "▁▂▃▄▅▆▇█"
@@ -34,6 +34,7 @@ _ASCII_BARS: Final = ".:-=+*#@"
 _LABEL_WIDTH: Final = 10
 _PLACE_WIDTH: Final = 16
 _NOTES_SHOWN: Final = 5
+_TOTAL_PART: Final = 3
 _LINES_SHOWN: Final = 8
 _RANKS_SHOWN: Final = 16
 _DELAYS_SHOWN: Final = 3
@@ -64,6 +65,7 @@ def render(summary: Summary, console: Console, *, all_loops: bool = False) -> No
         page.hang(),
         page.course(),
         page.anatomy(),
+        page.health(),
         page.functions(),
         page.costs(),
     )
@@ -102,7 +104,7 @@ class _Page:
         yield self._text(facts, FAINT)
 
     def loops(self) -> Iterator[RenderableType]:
-        if not self._summary.training_loop_found:
+        if not self._summary.training_loop_found and self._summary.loop is None:
             yield from self._no_training_loop()
         shown = self._main.shown_loops(all_loops=self._all_loops)
         if shown:
@@ -133,6 +135,9 @@ class _Page:
                 times = (wording.duration(each) for each in (own.p50_ns, own.p95_ns, own.max_ns))
                 rows.add_row("  less eval", "", "", *times, "")
         yield rows
+        if self._main.steps["eval"].count and self._main.steps["train"].count:
+            took = wording.share(self._summary.evaluation_share)
+            yield Text(f"evaluation steps took {took} of the time in steps", FAINT)
 
     def ranks(self) -> Iterator[RenderableType]:
         """The ranks side by side, and which of them holds the others up."""
@@ -225,22 +230,56 @@ class _Page:
             )
         yield rows
 
+    def health(self) -> Iterator[RenderableType]:
+        """How the loss, the gradients and the parameters went."""
+        health = self._main.health
+        if health is None:
+            return
+        over = f"  over {wording.counted(health.steps, 'recorded step')}"
+        yield Text.assemble(("Loss, gradients, parameters", HEADING), (over, FAINT))
+        if health.figures:
+            rows = table()
+            rows.add_column("", no_wrap=True)
+            for head in ("first", "last", "least", "most"):
+                rows.add_column(head, justify="right", no_wrap=True, style=FAINT)
+            rows.add_column("", style=FAINT, no_wrap=True)
+            for each in health.figures:
+                figures = map(wording.figure, (each.first, each.last, each.least, each.most))
+                rows.add_row(f"  {each.name}", *figures, f"most in step {each.most_step:,}")
+            yield rows
+        yield from (Padding(self._sentence(each), (0, 0, 0, 2)) for each in sentences.health(health))
+
     def functions(self) -> Iterator[RenderableType]:
-        # The top by their sums, each in the terms of a step of its role: in that order they read well.
-        functions = sorted(self._main.functions, key=lambda each: each.self_ns / each.steps, reverse=True)
+        """The functions with the most self time and, a third of the rows, others with the most total time."""
+        functions, others = self._main.functions, []
         if not functions:
             return
+        # Where all functions are among the first there is nothing to add.
+        if set(self._main.by_total) - set(functions):
+            functions = functions[: len(functions) - len(functions) // _TOTAL_PART]
+            others = [each for each in self._main.by_total if each not in functions]
+            others = others[: len(self._main.functions) - len(functions)]
         recorded = [f"{each.recorded:,} {role}" for role, each in self._main.steps.items() if each.recorded]
-        yield Text.assemble(
-            ("Functions by self time", HEADING), (f"  per recorded step ({', '.join(recorded)})", FAINT)
-        )
+        heading = "Functions by self, then by total time" if others else "Functions by self time"
+        yield Text.assemble((heading, HEADING), (f"  per recorded step ({', '.join(recorded)})", FAINT))
+        yield self._function_table(functions, others, roles=len(recorded) > 1)
+        if self._main.raised:
+            calls = wording.counted(self._main.calls, "call")
+            yield self._text(f"{self._main.raised:,} of {calls} ended by an exception", FAINT)
+
+    def _function_table(
+        self, by_self: Sequence[FunctionSummary], by_total: Sequence[FunctionSummary], *, roles: bool
+    ) -> Table:
+        # The top by their sums, each in the terms of a step of its role: in that order they read well.
+        functions = sorted(by_self, key=lambda each: each.self_ns / each.steps, reverse=True)
+        functions += sorted(by_total, key=lambda each: each.total_ns / each.steps, reverse=True)
         columns = {
             "self": [wording.duration(each.self_ns / each.steps) for each in functions],
             "share": [wording.share(each.self_ns / each.steps_ns if each.steps_ns else None) for each in functions],
             "total": [wording.duration(each.total_ns / each.steps) for each in functions],
             "calls": [wording.count(each.calls / each.steps) for each in functions],
         }
-        if len(recorded) > 1:
+        if roles:
             columns["in"] = [each.role for each in functions]
         # What the figures and the gaps leave is for names and places; a name goes first, but not over all
         # of it.
@@ -253,12 +292,9 @@ class _Page:
         for head in columns:
             left = head in ("in", "function", "")
             rows.add_column(head, justify="left" if left else "right", no_wrap=True, style="" if head else FAINT)
-        for row in zip(*columns.values(), strict=True):
-            rows.add_row(*map(Text, row))
-        yield rows
-        if self._main.raised:
-            calls = wording.counted(self._main.calls, "call")
-            yield self._text(f"{self._main.raised:,} of {calls} ended by an exception", FAINT)
+        for at, row in enumerate(zip(*columns.values(), strict=True), 1):
+            rows.add_row(*map(Text, row), end_section=at == len(by_self))
+        return rows
 
     def costs(self) -> Iterator[RenderableType]:
         yield _labelled("Overhead", self._text(sentences.overhead(self._main)))

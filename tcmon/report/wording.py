@@ -29,6 +29,13 @@ def share(fraction: float | None) -> str:
     return f"{percent:.2f} %" if percent < 1 else f"{percent:.1f} %"
 
 
+def figure(value: float) -> str:
+    """A figure without a unit in three digits: "0.0123", "1.50", "2.1e-06"."""
+    if value and not 0.001 <= abs(value) < 100_000:
+        return f"{value:.1e}"
+    return f"{value:,.0f}" if abs(value) >= 1000 else f"{value:.3g}"
+
+
 def count(number: float) -> str:
     """A number with thousands set apart; one decimal for small fractions."""
     if 0 < number < 0.1:
