@@ -5,14 +5,16 @@ from __future__ import annotations
 import sys
 import threading
 from array import array
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from types import FrameType, TracebackType
 from typing import Any, NamedTuple
 
 from tcmon.errors import TcmonError
+from tcmon.log import warn
 from tcmon.options import Options
 from tcmon.session import Session, running_session
+from tcmon.steps.sampler import Steps
 
 
 class StepColumns(NamedTuple):
@@ -29,7 +31,7 @@ class Attached:
 
     def __init__(self, session: Session) -> None:
         self._session = session
-        self._lock = threading.Lock()
+        self._lock = threading.RLock()  # on_done may ask for the summary
         self._summary: RunSummary | None = None
 
     @property
@@ -83,8 +85,8 @@ class Attached:
     def detach(self) -> RunSummary:
         """Stop watching, complete the trace, and return the summary; a second call returns the same one."""
         with self._lock:
+            self._session.finish(reason="detached", exit_code=None)
             if self._summary is None:
-                self._session.finish(reason="detached", exit_code=None)
                 self._summary = RunSummary(self.run_dir)
         return self._summary
 
@@ -100,6 +102,54 @@ class Attached:
 
     def __repr__(self) -> str:
         return f"<tcmon {'attached' if self.attached else 'detached'}, {self.run_dir}>"
+
+
+class Profile(Attached):
+    """A process that is watched until a number of training steps has been recorded, or until `detach()`."""
+
+    def __init__(self, session: Session, last: int, on_done: Callable[[Profile], object] | None) -> None:
+        super().__init__(session)
+        self._on_done = on_done
+        self._finisher: threading.Thread | None = None
+        self._complete = False
+        session.when_written(last, self._finish_soon)
+
+    @property
+    def done(self) -> bool:
+        """Whether all steps have been recorded and the process is no longer watched."""
+        return self._complete
+
+    def detach(self) -> RunSummary:
+        """Stop watching if that has not happened yet, and return the summary."""
+        with self._lock:
+            finisher = self._finisher
+            self._finish()
+        if finisher is not None and finisher is not threading.current_thread():
+            finisher.join()
+        return super().detach()
+
+    def _finish_soon(self) -> None:
+        # In a thread: this is called in the midst of counting a step. A thread that the interpreter waits for at its
+        # end, so that what is left of the work is done.
+        if self._finisher is None:
+            self._finisher = threading.Thread(target=self._finish_by_itself, name="tcmon", daemon=False)
+            self._finisher.start()
+
+    def _finish_by_itself(self) -> None:
+        with self._lock:
+            if not self._session.is_running:
+                return
+            self._finish(complete=True)
+
+    def _finish(self, *, complete: bool = False) -> None:
+        self._session.finish(reason="detached", exit_code=None)
+        self._complete = self._complete or complete
+        on_done, self._on_done = self._on_done, None
+        if on_done is not None:
+            try:
+                on_done(self)
+            except Exception as error:
+                warn(f"on_done failed: {' '.join(f'{type(error).__name__}: {error}'.split())}", error)
 
 
 class RunSummary:
@@ -155,21 +205,53 @@ def attach(options: dict[str, Any], caller: FrameType) -> Attached:
     Raises `TypeError` and `ValueError` for bad options, before anything is done, and `TcmonError` if the process is
     watched already, the run directory can't be made, or no tool id is left.
     """
-    known = Options.__dataclass_fields__
+    session = _begin(_checked(options, "attach", frozenset()), caller)
+    attached = Attached(session)
+    session.meet_running()
+    return attached
+
+
+def profile(
+    steps: int, warmup: int, on_done: Callable[[Profile], object] | None, options: dict[str, Any], caller: FrameType
+) -> Profile:
+    """Record `steps` training steps after `warmup` others from now on, and then stop watching. Raises as `attach`."""
+    for name, value, least in (("steps", steps, 1), ("warmup", warmup, 0)):
+        if type(value) is not int:
+            raise TypeError(f"{name} must be a whole number, not {value!r}")
+        if value < least:
+            raise ValueError(f"{name} must be at least {least}, not {value}")
+    if on_done is not None and not callable(on_done):
+        raise TypeError(f"on_done must be a function of one argument, not {on_done!r}")
+    for name in ("sampler", "interval"):
+        if name in options:
+            raise TypeError(f"session() has no option {name!r}: it records the steps that steps and warmup say")
+    options["sampler"] = Steps(f"{warmup + 1}:{warmup + steps}")
+    session = _begin(_checked(options, "session", _OF_A_PROFILE), caller)
+    profile = Profile(session, warmup + steps, on_done)
+    session.meet_running()
+    return profile
+
+
+_OF_A_PROFILE = frozenset(("sampler", "interval", "warmup"))
+
+
+def _checked(options: dict[str, Any], function: str, taken: frozenset[str]) -> Options:
+    known = [name for name in Options.__dataclass_fields__ if name not in taken]
     for name in options:
-        if name not in known:
-            raise TypeError(f"attach() has no option {name!r}; there are {', '.join(known)}")
+        if name not in Options.__dataclass_fields__:
+            raise TypeError(f"{function}() has no option {name!r}; there are {', '.join(known)}")
     if isinstance(options.get("out"), str):
         options["out"] = Path(options["out"])
     if isinstance(record := options.get("record"), str):
         options["record"] = tuple(part.strip() for part in record.split(","))
     elif isinstance(record, Iterable):
         options["record"] = tuple(record)
-    chosen = Options(**options)
+    return Options(**options)
+
+
+def _begin(options: Options, caller: FrameType) -> Session:
     where = f"{caller.f_code.co_filename}:{caller.f_lineno}"
     if (running := running_session()) is not None:
         raise TcmonError(f"this process is watched already, since {running.origin}; detach() that session first")
     main = getattr(sys.modules.get("__main__"), "__file__", None)
-    session = Session(chosen, command=sys.orig_argv, script=main or "python", origin=where)
-    session.meet_running()
-    return Attached(session)
+    return Session(options, command=sys.orig_argv, script=main or "python", origin=where)

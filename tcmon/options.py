@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +11,7 @@ from tcmon.analysis.roles import Role
 from tcmon.recordable import DEFAULT, RECORDABLE
 from tcmon.steps.budget import Budget
 from tcmon.steps.named import NamedLoop
+from tcmon.steps.onstep import StepNumbers
 from tcmon.steps.sampler import AllOf, Always, AnyOf, Combinable, Interval, Sampler, parts
 
 
@@ -27,7 +28,8 @@ class Options:
     `hang_after` seconds (None: not watched for), of which a note is made in any case. From `max_bytes` on, the trace of
     a process takes no more details, only the times of steps. `out` is the run directory, None for a new one under
     `tcmon-runs`. `train_loop` and `eval_loop` name a loop as "FILE:LINE" (the line of its `for` or `while`) in the
-    place of those that would be found. Raises `ValueError` or `TypeError` naming argument and value.
+    place of those that would be found. `on_step` is called with a `StepNumbers` after each step, in the loop's thread;
+    what it takes is counted as the next step's wait. Raises `ValueError` or `TypeError` naming argument and value.
     """
 
     interval: int = 20
@@ -44,6 +46,7 @@ class Options:
     out: Path | None = None
     train_loop: str | None = None
     eval_loop: str | None = None
+    on_step: Callable[[StepNumbers], object] | None = None
 
     def __post_init__(self) -> None:
         numbers = (("interval", 1), ("warmup", 0), ("eval_interval", 1), ("eval_warmup", 0), ("max_bytes", 0))
@@ -82,6 +85,8 @@ class Options:
                 raise ValueError(f"record can't hold {recorder!r}: available are {', '.join(RECORDABLE)}")
         if self.out is not None and not isinstance(self.out, Path):
             raise TypeError(f"out must be a path, not {self.out!r}")
+        if self.on_step is not None and not callable(self.on_step):
+            raise TypeError(f"on_step must be a function of one argument, not {self.on_step!r}")
 
     @property
     def triggers(self) -> tuple[Sampler, ...]:

@@ -72,6 +72,8 @@ class Recording:
         """Told of each recorded step of a role: its number, time, time spent on records, times of others before it."""
         self.detail_watchers: list[Callable[[RecordedStep, list[dict[str, Any]]], None]] = []
         """Told of each recorded step with its records, before they are written."""
+        self.written_watchers: list[Callable[[str, int], None]] = []
+        """Told of each recorded step, by role and number, when all that is kept of it has been written or is held."""
 
     def watch_every_step(self, role: str, watch: Callable[[int, int, int, bool], None]) -> None:
         """Call `watch` with each step of a role: its number, its time, that of its wait, and whether it is recorded.
@@ -175,6 +177,8 @@ class Recording:
                 if code % len(ROLES) == of_role and n != step.n
             ]
             observer(step.n, step.end - step.begin, spent, others)
+        for written_watcher in self.written_watchers:
+            written_watcher(step.role, step.n)
 
     def _thinned(self) -> list[dict[str, Any]]:
         """What is written in the place of a step's details once the trace has its full size: a note, the first time."""

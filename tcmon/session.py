@@ -14,6 +14,7 @@ import sys
 import weakref
 from collections.abc import Callable, Sequence
 from pathlib import Path
+from threading import get_ident
 from time import perf_counter_ns
 from types import CodeType
 from typing import Any
@@ -38,6 +39,7 @@ from tcmon.steps.evaluation import Evaluation
 from tcmon.steps.listening import Listening
 from tcmon.steps.manual import Manual
 from tcmon.steps.named import NamedLoops
+from tcmon.steps.onstep import OnStep
 from tcmon.steps.sampler import Guarded, Interval, Sampler, Steered, parts
 from tcmon.steps.tracker import Tracker
 from tcmon.trace.clock import zero_on_wall_clock
@@ -121,6 +123,12 @@ class Session:
         )
         happenings = Happenings(self._recording, self._discovery, landmarks)
         self._listening = Listening(self._samplers, tracker.counters, happenings)
+        self._on_step = None
+        if options.on_step is not None:
+            self._on_step = on_step = OnStep(options.on_step)
+            for role in (Role.TRAIN, Role.EVAL):
+                self._recording.watch_every_step(role, on_step.watching(role))
+            self._recording.written_watchers.append(on_step.written)
         self._recording.most_bytes = options.max_bytes
         if options.flight is not None:
             self._recording.hold_back(options.flight)
@@ -184,6 +192,23 @@ class Session:
             self._samplers[Role.TRAIN].record_until(counter.count + count)
             counter.next = counter.count + 1
 
+    def when_written(self, last: int, then: Callable[[], None]) -> None:
+        """Call `then`, in the loop's thread, when training step `last` is over and, if recorded, has been written.
+
+        To be called before any loop is watched. It may be called more than once.
+        """
+
+        def written(role: str, n: int) -> None:
+            if role == Role.TRAIN and n >= last:
+                then()
+
+        def step_over(n: int, _took_ns: int, _wait_ns: int, recorded: bool) -> None:
+            if n > last and not recorded:
+                then()
+
+        self._recording.written_watchers.append(written)
+        self._recording.watch_every_step(Role.TRAIN, step_over)
+
     def _asked(self, count: int) -> None:
         """Another process wants steps to be recorded (`tcmon record`)."""
         self.record_next(count)
@@ -197,6 +222,8 @@ class Session:
         """Stop monitoring and complete the trace; idempotent. `reason` is "exit", "exception" or "interrupt"."""
         if os.getpid() != self._pid or self._state is _State.FINISHED:
             return
+        if self._on_step is not None and self._on_step.within == get_ident():
+            raise TcmonError("on_step can't end the session, being called within a step; let another thread do it")
         if self._state is _State.RUNNING:
             try:
                 if self._tracker is not None:
