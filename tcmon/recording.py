@@ -17,6 +17,7 @@ from tcmon.analysis.roles import Role
 from tcmon.capture.calls import CallRecorder, Returned, Yielded
 from tcmon.capture.kinds import recorders
 from tcmon.capture.landmarks import Landmarks
+from tcmon.capture.owners import ModuleTable
 from tcmon.capture.owntime import OwnTime
 from tcmon.capture.recorder import Equipment, Recorder
 from tcmon.log import log as _log
@@ -119,7 +120,8 @@ class Recording:
     ) -> None:
         """Record these kinds in recorded steps, with the events of `tool` and `landmarks`."""
         self._recorders = recorders(
-            record, Equipment(tool, self._names, self._origin, failed, self.own_time, landmarks)
+            record,
+            Equipment(tool, self._names, self._origin, failed, self.own_time, landmarks, ModuleTable(self._names)),
         )
         self._calls = next((each for each in self._recorders if isinstance(each, CallRecorder)), None)
 

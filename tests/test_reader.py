@@ -348,7 +348,9 @@ def test_any_bytes_may_stand_in_a_journal(tmp_path: Path, data: bytes) -> None:
 
 DETAILS: list[dict[str, Any]] = [
     of_step("lines", 3, thread=1, function=1, body=True, line=[31, 33], hits=[1, 1], ns=[40, 60]),
-    of_step("args", 3, thread=1, call=[0], arguments=[{"x": 1}], returned=[None]),
+    of_step("args", 3, thread=1, call=[0], names=[["x"]], values=[1], arguments=[[0, 0]], returned=[-1]),
+    {"kind": "module", "id": 1, "name": "layers.0", "class": "model.Layer"},
+    of_step("owners", 3, thread=1, call=[0], module=[1]),
     of_step("loss", 3, value=[0.5, "nan", "-inf", None]),
     {"kind": "optimizer", "id": 1, "name": "torch.optim.sgd.SGD"},
     parameter(1, "fc.weight"),
@@ -371,7 +373,7 @@ def test_details_of_a_step_are_read_where_they_are_asked_for(tmp_path: Path) -> 
     assert len(list(run.processes[0].read(details=True))) == len(DETAILS) + 3
     [recorded] = run.processes[0].recorded_steps()
     kept = [type(record).__name__ for record in recorded.details]
-    assert kept == ["Lines", "Args", "Loss", "State", "Modes", "Buffers", "Inputs", "Ops", "DeviceTime"]
+    assert kept == ["Lines", "Args", "Owners", "Loss", "State", "Modes", "Buffers", "Inputs", "Ops", "DeviceTime"]
     index = TraceIndex(run.processes[0].trace)
     with run.processes[0].trace.open("rb") as file:
         # repr: nan differs from itself

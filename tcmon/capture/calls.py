@@ -5,14 +5,18 @@ The callbacks only append to one flat list; names are resolved and rows are made
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+import sys
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from operator import sub
 from threading import get_ident
 from time import perf_counter_ns
 from types import CodeType
 from typing import Any
 
+from tcmon.capture.listening import Listener, arguments_of, can_be_heard, let_go
+from tcmon.capture.owners import OwnerListener
 from tcmon.capture.owntime import OwnTime
+from tcmon.capture.positions import Placed, Positions
 from tcmon.capture.recorder import Equipment, Step, identity
 from tcmon.monitoring.tool import Tool, events
 from tcmon.trace.names import NameTable
@@ -35,12 +39,14 @@ class Yielded:
 class Segment:
     """What was logged from one `start` to the next `stop`."""
 
-    __slots__ = ("begin", "dropped", "log")
+    __slots__ = ("begin", "dropped", "heard", "log")
 
-    def __init__(self, begin: int, log: list[Any], dropped: int) -> None:
+    def __init__(self, begin: int, log: list[Any], dropped: int, heard: list[Any]) -> None:
         self.begin = begin
         self.log = log
         self.dropped = dropped
+        self.heard = heard
+        """What each listener has heard."""
 
 
 class CallRecorder:
@@ -48,7 +54,9 @@ class CallRecorder:
 
     def __init__(self, equipment: Equipment) -> None:
         self._equipment = equipment
-        self._log = CallLog(equipment.tool, equipment.failed)
+        self._reports = equipment.call_reports
+        listeners = [OwnerListener(equipment.modules), *(report.listener for report in equipment.call_reports)]
+        self._log = CallLog(equipment.tool, equipment.failed, equipment.own, listeners)
         self._open: dict[int, list[Segment]] = {}
 
     @property
@@ -67,8 +75,17 @@ class CallRecorder:
 
     def finish(self, step: Step, facts: dict[str, Any]) -> Iterator[dict[str, Any]]:
         stored = dropped = 0
+        positions = Positions()
         for segment in self._open.pop(id(step), ()):
             dropped += segment.dropped
+            owners, *others = segment.heard
+            if owners or any(others):
+                placed = positions.of(segment.log)
+                yield from _owners(owners, placed, identity(step))
+                for report, heard in zip(self._reports, others, strict=True):
+                    yield from report.records(heard, placed, identity(step))
+            else:
+                positions.skip(segment.log)
             for thread, what, at in rows(segment, self._equipment.names, self._equipment.own):
                 stored += sum(1 for number in what if number > 0)
                 yield {
@@ -92,8 +109,21 @@ class CallRecorder:
 class CallLog:
     """Logs the calls of all threads while it is on."""
 
-    def __init__(self, tool: Tool, failed: Callable[[BaseException], None], limit: int = DEFAULT_LIMIT) -> None:
+    def __init__(
+        self,
+        tool: Tool,
+        failed: Callable[[BaseException], None],
+        own: OwnTime,
+        listeners: Sequence[Listener] = (),
+        limit: int = DEFAULT_LIMIT,
+    ) -> None:
         self._tool = tool
+        self._own = own
+        self._listeners = listeners
+        self._hearing: dict[int, tuple[Listener, ...]] = {}
+        """By the id of a code object, those who hear of its calls."""
+        self._codes: list[CodeType] = []
+        """Keeps these ids theirs."""
         self._log: list[Any] = []
         self._limit = 2 * limit * _WIDTH
         self._begin = 0
@@ -116,7 +146,7 @@ class CallLog:
             return None
         self._tool.watch_everywhere(0)
         self._on = False
-        segment = Segment(self._begin, self._log[:], self._dropped)
+        segment = Segment(self._begin, self._log[:], self._dropped, [each.take() for each in self._listeners])
         self._log.clear()
         if self._dropped:
             self._dropped = 0
@@ -133,8 +163,21 @@ class CallLog:
         thread = get_ident
         limit = self._limit
         failed = self._failed
+        hearing = self._hearing.get
+        unknown = (None,)
+        tells_ends = len(self._listeners) > 1  # not only that of owners
 
-        def started(code: CodeType, _offset: int, _thrown: object = None) -> None:
+        def started(code: CodeType, _offset: int) -> None:
+            try:
+                extend((code, now(), thread()))
+                if hearing(id(code), unknown):
+                    self._tell_of_start(code)
+                if len(log) > limit:
+                    self._only_count()
+            except BaseException as error:
+                failed(error)
+
+        def resumed(code: CodeType, _offset: int, _thrown: object = None) -> None:
             try:
                 extend((code, now(), thread()))
                 if len(log) > limit:
@@ -142,9 +185,11 @@ class CallLog:
             except BaseException as error:
                 failed(error)
 
-        def returned(_code: CodeType, _offset: int, _value: object) -> None:
+        def returned(code: CodeType, _offset: int, value: object) -> None:
             try:
                 extend((Returned, now(), thread()))
+                if tells_ends and hearing(id(code)):
+                    self._tell_of_end(code, value, raised=False)
             except BaseException as error:
                 failed(error)
 
@@ -154,17 +199,59 @@ class CallLog:
             except BaseException as error:
                 failed(error)
 
-        def unwound(_code: CodeType, _offset: int, raised: BaseException) -> None:
+        def unwound(code: CodeType, _offset: int, raised: BaseException) -> None:
             try:
                 extend((type(raised), now(), thread()))
+                if tells_ends and hearing(id(code)):
+                    self._tell_of_end(code, None, raised=True)
             except BaseException as error:
                 failed(error)
 
-        for event in (events.PY_START, events.PY_RESUME, events.PY_THROW):
-            self._tool.on(event, started)
+        self._tool.on(events.PY_START, started)
+        for event in (events.PY_RESUME, events.PY_THROW):
+            self._tool.on(event, resumed)
         self._tool.on(events.PY_RETURN, returned)
         self._tool.on(events.PY_YIELD, yielded)
         self._tool.on(events.PY_UNWIND, unwound)
+
+    def _tell_of_start(self, code: CodeType) -> None:
+        """Called right after the start of a call was logged."""
+        log = self._log
+        thread = get_ident()
+        at = len(log) - _WIDTH
+        try:
+            while log[at + 2] != thread:  # others have logged something meanwhile
+                at -= _WIDTH
+            begin = log[at + 1]
+        except IndexError:  # another thread has just stopped the log
+            return
+        listeners = self._hearing.get(id(code))
+        if listeners is None:
+            if not can_be_heard(code):
+                self._hearing[id(code)] = ()
+                self._codes.append(code)
+                return
+            arguments = arguments_of(sys._getframe(2))
+            wanted = tuple(each for each in self._listeners if each.wants(code, arguments))
+            self._codes.append(code)
+            self._hearing[id(code)] = listeners = wanted
+            if not listeners:
+                let_go(arguments)
+                return
+        else:
+            arguments = arguments_of(sys._getframe(2))
+        for listener in listeners:
+            listener.started(code, arguments, at // _WIDTH, thread)
+        let_go(arguments)
+        self._own.note(begin, perf_counter_ns())
+
+    def _tell_of_end(self, code: CodeType, value: object, *, raised: bool) -> None:
+        """Called right after the end of a call was logged."""
+        begin = perf_counter_ns()
+        thread = get_ident()
+        for listener in self._hearing[id(code)]:
+            listener.ended(code, thread, value, raised)
+        self._own.note(begin, perf_counter_ns())
 
     def _only_count(self) -> None:
         """The step has more calls than are stored: from here on the log stays as it is."""
@@ -176,6 +263,21 @@ class CallLog:
             self._tool.on(event, counted)
         for event in (events.PY_RETURN, events.PY_YIELD, events.PY_UNWIND):
             self._tool.on(event, None)
+
+
+def _owners(
+    owners: list[tuple[CodeType, int, int, int]], placed: Placed, step: dict[str, Any]
+) -> Iterator[dict[str, Any]]:
+    """The records that tell whose calls some are."""
+    by_thread: dict[int, tuple[list[int], list[int]]] = {}
+    for code, event, thread, module in owners:
+        position = placed(event, thread, code)
+        if position is not None:
+            call, modules = by_thread.setdefault(thread, ([], []))
+            call.append(position)
+            modules.append(module)
+    for thread, (call, modules) in by_thread.items():
+        yield {"kind": "owners", **step, "thread": thread, "call": call, "module": modules}
 
 
 def rows(segment: Segment, names: NameTable, own: OwnTime) -> Iterable[tuple[int, list[int], list[int]]]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 
+from tcmon.capture.args import ArgsRecorder
 from tcmon.capture.calls import CallRecorder
 from tcmon.capture.lines import LineRecorder
 from tcmon.capture.loss import LossRecorder
@@ -14,12 +15,15 @@ RECORDERS: dict[str, Callable[[Equipment], Recorder]] = {
     "state": StateRecorder,
     "loss": LossRecorder,
     "lines": LineRecorder,
+    "args": ArgsRecorder,
     "calls": CallRecorder,
 }
 """Makes the recorder of a name. They start in this order and pause in the other: what costs most is on for least."""
 
 
 def recorders(names: Iterable[str], equipment: Equipment) -> list[Recorder]:
-    """The recorders of `names`."""
-    wanted = frozenset(names)
+    """The recorders of `names`; `args` brings `calls` with it."""
+    wanted = set(names)
+    if "args" in wanted:
+        wanted.add("calls")
     return [make(equipment) for name, make in RECORDERS.items() if name in wanted]

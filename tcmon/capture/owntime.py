@@ -5,7 +5,7 @@ from __future__ import annotations
 from bisect import bisect_right
 from collections import deque
 from collections.abc import Sequence
-from itertools import accumulate
+from itertools import accumulate, takewhile
 
 _MOST = 20_000
 """How many stretches are remembered."""
@@ -19,11 +19,12 @@ class OwnTime:
 
     def note(self, begin: int, end: int) -> None:
         """A callback ran from `begin` to `end`."""
-        self._stretches.append((begin, end))
+        if end > begin:  # unless the clock was set back
+            self._stretches.append((begin, end))
 
     def without(self, times: Sequence[int], begin: int) -> list[int]:
         """`times` (sorted) as they would be if nothing had been spent since `begin`."""
-        stretches = [each for each in self._stretches if each[0] >= begin]
+        stretches = self._since(begin)
         if not stretches:
             return list(times)
         spent = list(accumulate(end - start for start, end in stretches))
@@ -36,3 +37,12 @@ class OwnTime:
             at, shift = until, total
         found += [time - shift for time in times[at:]]
         return found
+
+    def _since(self, begin: int) -> list[tuple[int, int]]:
+        while True:
+            try:
+                recent = list(takewhile(lambda each: each[0] >= begin, reversed(self._stretches)))
+            except RuntimeError:  # another thread has noted one meanwhile
+                continue
+            recent.reverse()
+            return recent

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass, field
 from types import CodeType
 from typing import Any, Protocol
 
 from tcmon.capture.landmarks import Landmarks
+from tcmon.capture.listening import Listener
+from tcmon.capture.owners import ModuleTable
 from tcmon.capture.owntime import OwnTime
+from tcmon.capture.positions import Placed
 from tcmon.monitoring.tool import Tool
 from tcmon.trace.names import NameTable
 
@@ -56,6 +59,17 @@ class Recorder(Protocol):
         """The step never was: nothing is kept of it."""
 
 
+class CallReport(Protocol):
+    """Makes records of what was heard of calls while they were logged."""
+
+    @property
+    def listener(self) -> Listener:
+        """What hears of the calls."""
+
+    def records(self, heard: Any, placed: Placed, step: dict[str, Any]) -> Iterator[dict[str, Any]]:
+        """The records of a segment: of what the listener gave for it. `step` says which step they belong to."""
+
+
 @dataclass(frozen=True, slots=True)
 class Equipment:
     """What a session lends its recorders."""
@@ -71,6 +85,9 @@ class Equipment:
     """What the recorders themselves spend within a step."""
     landmarks: Callable[[], Landmarks | None]
     """Functions of torch to watch while a step is recorded; None where no tool id is left for them."""
+    modules: ModuleTable
+    call_reports: list[CallReport] = field(default_factory=list)
+    """What recorders that come before that of calls want to hear of them."""
 
 
 def identity(step: Step) -> dict[str, Any]:

@@ -19,6 +19,7 @@ from tcmon.export.chrome import ChromeTrace, described, encoded, track_of
 from tcmon.export.lanes import Lanes
 from tcmon.export.selection import ALL_TIME, StepRange, Window, no_such_steps, window_of
 from tcmon.trace.calltree import RETURNED, Call
+from tcmon.trace.described import short
 from tcmon.trace.everystep import OUTSIDE, TimedStep, every_step
 from tcmon.trace.index import TraceIndex
 from tcmon.trace.reader import Process, RecordedStep, Run, reason_of
@@ -227,7 +228,8 @@ class _ProcessExport:
             what = self._functions[call.function.id] = _described(call.function)
         outcome = "" if call.outcome == RETURNED else f',"outcome":{encoded(call.outcome)}'
         where = track.shown[lane] if lane < len(track.shown) else self._lane_of(track, lane)
-        args = f'"self_us":{own // 1000}.{own % 1000:03d}{outcome}}}'
+        facts = "" if call.module is None and call.arguments is None else _facts(call)
+        args = f'"self_us":{own // 1000}.{own % 1000:03d}{outcome}{facts}}}'
         self._trace.slice(where, self._zero + begin, self._zero + end, f"{what},{args}")
         self._exported.calls += 1
 
@@ -311,6 +313,17 @@ def _described(function: Function) -> str:
     where = ("file", function.file) if function.module is None else ("module", function.module)
     args = f'"{where[0]}":{encoded(where[1])},"line":{function.line}'
     return described(function.qualname, "call", args).removesuffix("}")
+
+
+def _facts(call: Call) -> str:
+    """What is known of a call beyond its times, as JSON of further arguments."""
+    facts = ""
+    if call.module is not None:
+        facts = f',"owner":{encoded(call.module.name)},"class":{encoded(call.module.class_name)}'
+    if call.arguments is not None:
+        given = ",".join(f"{encoded(name)}:{encoded(short(value))}" for name, value in call.arguments.items())
+        facts += f',"arguments":{{{given}}},"returned":{encoded(short(call.returned))}'
+    return facts
 
 
 def _place(loop: Loop) -> str:

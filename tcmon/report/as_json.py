@@ -5,6 +5,7 @@ Times are in milliseconds and shares are fractions of one. What can't be known i
 
 import dataclasses
 from collections.abc import Mapping, Sequence
+from typing import cast
 
 from tcmon.report.anatomy import LineSummary
 from tcmon.report.frontier import Frontier
@@ -288,6 +289,9 @@ def step_as_json(one: OneStep) -> dict[str, Json]:
                 "total_ms": milliseconds(call.total_ns),
                 "self_ms": milliseconds(call.self_ns),
                 "outcome": call.outcome,
+                "owner": {"name": call.module.name, "class": call.module.class_name} if call.module else None,
+                "arguments": None if call.arguments is None else cast("Json", dict(call.arguments)),
+                "returned": cast("Json", call.returned),
             }
             for root in one.recorded.calls
             for call in root.walk()

@@ -8,6 +8,8 @@ from typing import Final
 
 from tcmon.errors import TcmonError
 from tcmon.trace.calltree import Call
+from tcmon.trace.described import signature
+from tcmon.trace.details import Module
 from tcmon.trace.index import TraceIndex
 from tcmon.trace.reader import RecordedStep, Run, reason_of
 from tcmon.trace.records import Function, Loop
@@ -69,6 +71,10 @@ class Line:
     below: list["Line"] = field(default_factory=list)
     hidden_calls: int = 0
     hidden_ns: int = 0
+    module: Module | None = None
+    """Whose `forward` all of them are."""
+    signature: str = ""
+    """What all of them were given and returned."""
 
 
 @dataclass(slots=True)
@@ -141,6 +147,8 @@ def _lines(calls: Sequence[Call]) -> list[Line]:
                 total_ns=sum(call.total_ns for call in group),
                 self_ns=sum(call.self_ns for call in group),
                 outcomes=Counter(call.outcome for call in group),
+                module=first.module if all(call.module is first.module for call in group) else None,
+                signature=_signature(group),
             )
             into.append(line)
             if len(group) == 1:
@@ -148,6 +156,14 @@ def _lines(calls: Sequence[Call]) -> list[Line]:
             else:
                 rest.append((_by_function(child for call in group for child in call.children), depth + 1, line.below))
     return top
+
+
+def _signature(group: Sequence[Call]) -> str:
+    first = group[0]
+    if first.arguments is None:
+        return ""
+    alike = all(call.arguments == first.arguments and call.returned == first.returned for call in group)
+    return signature(first.arguments, first.returned) if alike else ""
 
 
 def _by_function(calls: Iterable[Call]) -> Iterable[list[Call]]:

@@ -17,7 +17,7 @@ from tcmon.trace.records import Function
 _NAME_WIDTH: Final = 24
 _PLACE_WIDTH: Final = 10
 _OUTCOME_WIDTH: Final = 24
-_STYLES: Final = {"start": FAINT, "ended by": MARKED, "": FAINT}
+_STYLES: Final = {"start": FAINT, "ended by": MARKED, "arguments": FAINT, "": FAINT}
 
 
 def render_step(one: OneStep, console: Console, *, most: int) -> None:
@@ -74,9 +74,12 @@ class _StepPage:
         room = width_of(self._console) - sum(max(len(head), *map(len, cells)) + 2 for head, cells in columns.items())
         columns["call"] = [self._name(line, max(_NAME_WIDTH, room)) for line in lines]
         room -= max(map(len, columns["call"])) + 2
-        if room >= _PLACE_WIDTH:
+        signatures = [self._text(line.signature).plain for line in lines]
+        if any(signatures) and room >= _PLACE_WIDTH:
+            columns["arguments"] = [self._begin_of(each, room) for each in signatures]
+        elif room >= _PLACE_WIDTH:
             columns[""] = [self._place(line.function, room) for line in lines]
-        shown = [head for head in ("start", "total", "self", "call", "ended by", "") if head in columns]
+        shown = [head for head in ("start", "total", "self", "call", "ended by", "arguments", "") if head in columns]
         rows = table()
         for head in shown:
             justify: Literal["left", "right"] = "right" if head in ("start", "total", "self") else "left"
@@ -92,7 +95,10 @@ class _StepPage:
         """What was called, indented; so deep that there is no room, it moves left and says how deep it is."""
         times = f"{line.calls:,}x " if line.calls > 1 else ""
         hidden = f" (+{line.hidden_calls:,})" if line.hidden_calls else ""
-        name = wording.printable(line.function.qualname, self._console.encoding)
+        name = line.function.qualname
+        if line.module is not None:
+            name = f"{line.module.name or line.module.class_name}: {name}"
+        name = wording.printable(name, self._console.encoding)
         indent = " " * line.depth
         if line.depth > width // 2:
             indent = " " * (width // 2)
@@ -109,6 +115,9 @@ class _StepPage:
         parts = [outcome if len(outcomes) == 1 else f"{count:,} {outcome}" for outcome, count in others]
         text = wording.printable(", ".join(parts), self._console.encoding)
         return wording.cropped(text, _OUTCOME_WIDTH, self._ellipsis)
+
+    def _begin_of(self, text: str, width: int) -> str:
+        return text if len(text) <= width else text[: width - len(self._ellipsis)] + self._ellipsis
 
     def _text(self, text: str, style: str = "") -> Text:
         return Text(wording.printable(text, self._console.encoding), style)

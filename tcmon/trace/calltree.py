@@ -13,8 +13,10 @@ last event before the pause.
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from types import MappingProxyType
 from typing import Final
 
+from tcmon.trace.details import Args, Module, Owners, StepDetail
 from tcmon.trace.records import Calls, ExceptionType, Function, Step
 
 RETURNED: Final = "returned"
@@ -29,6 +31,8 @@ class Call:
     `start_ns` and `end_ns` are clock values. `depth` is 0 where the loop's own frame made the call.
     `outcome` is "returned", "yielded", "unfinished" (still open when the step ended), or "raised" and
     the exception's name. `self_ns` is the time not spent in calls made by this one.
+    `module` is the one whose `forward` it is. `arguments` and `returned` are as `Args` has them, where they were
+    recorded.
     """
 
     function: Function
@@ -39,6 +43,9 @@ class Call:
     outcome: str
     self_ns: int
     children: tuple["Call", ...] = field(repr=False)
+    module: Module | None = None
+    arguments: Mapping[str, object] | None = field(default=None, repr=False)
+    returned: object = field(default=None, repr=False)
 
     @property
     def total_ns(self) -> int:
@@ -59,14 +66,18 @@ def call_trees(
     rows: Iterable[Calls],
     functions: Mapping[int, Function],
     exceptions: Mapping[int, ExceptionType],
+    details: Iterable[StepDetail] = (),
+    modules: Mapping[int, Module] = MappingProxyType({}),
 ) -> tuple[Call, ...]:
     """The outermost calls of a recorded step, thread by thread, each with the calls below it.
 
-    A function or an exception whose record was lost gets a name made of its id.
+    What else is known of calls is in `details` and `modules`. A function or an exception whose record was lost gets a
+    name made of its id.
     """
     roots: list[Call] = []
+    known = _facts(details, modules)
     for thread, thread_rows in _by_thread(rows).items():
-        tree = _Tree(thread, functions)
+        tree = _Tree(thread, functions, known.get(thread, {}))
         now = thread_rows[0].begin
         for row in thread_rows:
             if row.begin > now:
@@ -164,11 +175,40 @@ def _end_all(inner: FunctionTime, stack: list[FunctionTime], now: int) -> None:
 
 
 @dataclass(slots=True)
+class _Facts:
+    """What is known of a call beyond its times."""
+
+    module: Module | None = None
+    arguments: Mapping[str, object] | None = None
+    returned: object = None
+
+
+_NOTHING: Final = _Facts()
+
+
+def _facts(details: Iterable[StepDetail], modules: Mapping[int, Module]) -> dict[int, dict[int, _Facts]]:
+    """By thread and position."""
+    found: dict[int, dict[int, _Facts]] = {}
+    for detail in details:
+        if isinstance(detail, Args):
+            of_thread = found.setdefault(detail.thread, {})
+            for at, arguments, returned in zip(detail.call, detail.arguments, detail.returned, strict=True):
+                facts = of_thread.setdefault(at, _Facts())
+                facts.arguments, facts.returned = arguments, returned
+        elif isinstance(detail, Owners):
+            of_thread = found.setdefault(detail.thread, {})
+            for at, module in zip(detail.call, detail.module, strict=True):
+                of_thread.setdefault(at, _Facts()).module = modules.get(module)
+    return found
+
+
+@dataclass(slots=True)
 class _Open:
     """A call that has not ended yet."""
 
     function: int
     start: int
+    facts: _Facts
     paused: int = 0
     made: list[Call] = field(default_factory=list)
 
@@ -176,14 +216,17 @@ class _Open:
 class _Tree:
     """Builds the calls of one thread from their starts and ends."""
 
-    def __init__(self, thread: int, functions: Mapping[int, Function]) -> None:
+    def __init__(self, thread: int, functions: Mapping[int, Function], facts: Mapping[int, _Facts]) -> None:
         self.outermost: list[Call] = []
+        self._facts = facts
+        self._started = 0
         self._thread = thread
         self._functions = functions
         self._open: list[_Open] = []
 
     def start(self, function: int, now: int) -> None:
-        self._open.append(_Open(function, now))
+        self._open.append(_Open(function, now, self._facts.get(self._started, _NOTHING)))
+        self._started += 1
 
     def pause(self, length: int) -> None:
         if self._open:
@@ -202,6 +245,9 @@ class _Tree:
             outcome=outcome,
             self_ns=now - ended.start - ended.paused - sum(each.total_ns for each in ended.made),
             children=tuple(ended.made),
+            module=ended.facts.module,
+            arguments=ended.facts.arguments,
+            returned=ended.facts.returned,
         )
         (self._open[-1].made if self._open else self.outermost).append(call)
 

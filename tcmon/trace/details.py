@@ -44,7 +44,8 @@ class Args:
     """Arguments and results of some calls of one thread.
 
     `call[i]` is the position of a call among all starts and resumptions of this thread in this step's `calls`, from 0;
-    `arguments[i]` its arguments by name, `returned[i]` what it returned; values are described in docs/trace-format.md.
+    `arguments[i]` its arguments by name ("*rest" and "**more" gather others), `returned[i]` what it returned, None also
+    for a call that did not return; values are described in docs/trace-format.md. Those of `dropped` calls are left out.
     """
 
     role: str
@@ -54,6 +55,28 @@ class Args:
     call: Sequence[int]
     arguments: Sequence[Mapping[str, object]]
     returned: Sequence[object]
+    dropped: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Module:
+    """A module of the program's model: its name in the outermost one that holds it, "" for that one, and its class."""
+
+    id: int
+    name: str
+    class_name: str
+
+
+@dataclass(frozen=True, slots=True)
+class Owners:
+    """Whose `forward` some calls of one thread are: positions as in `Args`, and ids of modules."""
+
+    role: str
+    n: int
+    loop: int
+    thread: int
+    call: Sequence[int]
+    module: Sequence[int]
 
 
 @dataclass(frozen=True, slots=True)
@@ -224,10 +247,10 @@ class Finding:
     line: int | None
 
 
-type StepDetail = Lines | Args | Loss | State | Modes | Buffers | Inputs | Ops | DeviceTime
+type StepDetail = Lines | Args | Owners | Loss | State | Modes | Buffers | Inputs | Ops | DeviceTime
 """What belongs to one recorded step."""
 
-type Detail = StepDetail | Optimizer | Parameter | Finding
+type Detail = StepDetail | Optimizer | Parameter | Module | Finding
 
 
 def _step(obj: Object) -> tuple[str, int, int]:
@@ -253,9 +276,30 @@ def _lines(obj: Object) -> Lines:
 
 def _args(obj: Object) -> Args:
     call = fields.numbers(obj, "call", low=0, limit=fields.COUNT_LIMIT)
-    arguments, returned = fields.nested_list(obj, "arguments"), fields.anything(obj, "returned")
-    _same_length(call, arguments, returned)
-    return Args(*_step(obj), _thread(obj), call, arguments, returned)
+    values = fields.anything(obj, "values")
+    names = [fields.texts({"names": each}, "names") for each in fields.anything(obj, "names")]
+    rows = fields.anything(obj, "arguments")
+    returned = fields.numbers(obj, "returned", low=-1, limit=len(values))
+    _same_length(call, rows, returned)
+    arguments: list[Mapping[str, object]] = []
+    for each in rows:
+        which, *chosen = fields.numbers({"arguments": each}, "arguments", low=0, limit=fields.COUNT_LIMIT) or [0]
+        if which >= len(names) or len(chosen) != len(names[which]) or max(chosen, default=0) >= max(1, len(values)):
+            raise Damaged("arguments don't fit their names and values")
+        arguments.append({name: values[at] for name, at in zip(names[which], chosen, strict=True)})
+    results = [None if at < 0 else values[at] for at in returned]
+    dropped = fields.number(obj, "dropped") if "dropped" in obj else 0
+    return Args(*_step(obj), _thread(obj), call, arguments, results, dropped)
+
+
+def _module(obj: Object) -> Module:
+    return Module(fields.number(obj, "id", low=1), fields.text(obj, "name"), fields.text(obj, "class"))
+
+
+def _owners(obj: Object) -> Owners:
+    call, module = (fields.numbers(obj, name, low=0, limit=fields.COUNT_LIMIT) for name in ("call", "module"))
+    _same_length(call, module)
+    return Owners(*_step(obj), _thread(obj), call, module)
 
 
 def _loss(obj: Object) -> Loss:
@@ -392,6 +436,8 @@ def _finding(obj: Object) -> Finding:
 READERS: Final[Mapping[str, Callable[[Object], Detail]]] = {
     "lines": _lines,
     "args": _args,
+    "module": _module,
+    "owners": _owners,
     "loss": _loss,
     "optimizer": _optimizer,
     "parameter": _parameter,

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import BinaryIO, Final
 
 from tcmon.errors import TcmonError
-from tcmon.trace.details import ROLES, StepDetail
+from tcmon.trace.details import ROLES, Module, StepDetail
 from tcmon.trace.fields import Damaged
 from tcmon.trace.reader import (
     CALLS,
@@ -26,7 +26,7 @@ from tcmon.trace.reader import (
 )
 from tcmon.trace.records import Calls, ExceptionType, Function, Header, Loop, Record, Step, read_record
 
-_STEP_OF_ROWS: Final = re.compile(rb'\{"kind":"(?:calls|args|lines|ops)","role":"([a-z]+)","n":(\d{1,15}),')
+_STEP_OF_ROWS: Final = re.compile(rb'\{"kind":"(?:calls|args|owners|lines|ops)","role":"([a-z]+)","n":(\d{1,15}),')
 
 
 def _column() -> "array[int]":
@@ -55,6 +55,7 @@ class TraceIndex:
     def __init__(self, trace: Path, advance: Callable[[int], object] | None = None) -> None:
         self.functions: dict[int, Function] = {}
         self.exceptions: dict[int, ExceptionType] = {}
+        self.modules: dict[int, Module] = {}
         self.loops: dict[int, Loop] = {}
         self.start_unix_ns: int | None = None
         """When the session's clock was zero; None where the trace lost it."""
@@ -114,7 +115,7 @@ class TraceIndex:
         step = _record(file.readline(LINE_LIMIT))
         if not isinstance(step, Step):
             raise TcmonError(f"{str(self._trace)!r} was changed while it was read")
-        return recorded_step(step, rows, self.functions, self.exceptions)
+        return recorded_step(step, rows, self.functions, self.exceptions, self.modules)
 
     def _read(self, file: BinaryIO, advance: Callable[[int], object] | None) -> None:
         first_rows: dict[tuple[str, int], int] = {}
@@ -135,6 +136,8 @@ class TraceIndex:
                     self.functions[record.id] = record
                 case ExceptionType():
                     self.exceptions[record.id] = record
+                case Module():
+                    self.modules[record.id] = record
                 case Loop():
                     self.loops[record.id] = record
                 case Step():

@@ -43,6 +43,10 @@ class NameTable:
         new, self._new = self._new, []
         return new
 
+    def announce(self, record: dict[str, Any]) -> None:
+        """Let a record of another kind be among those that `take_new` gives."""
+        self._new.append(record)
+
     def _add(self, thing: Any) -> None:
         self._kept.append(thing)
         if isinstance(thing, CodeType):

@@ -16,7 +16,20 @@ from typing import Final
 from tcmon.errors import TcmonError
 from tcmon.trace import details, fields, records
 from tcmon.trace.calltree import Call, call_trees
-from tcmon.trace.details import Args, Buffers, DeviceTime, Inputs, Lines, Loss, Modes, Ops, State, StepDetail
+from tcmon.trace.details import (
+    Args,
+    Buffers,
+    DeviceTime,
+    Inputs,
+    Lines,
+    Loss,
+    Modes,
+    Module,
+    Ops,
+    Owners,
+    State,
+    StepDetail,
+)
 from tcmon.trace.fields import Damaged
 from tcmon.trace.journal import StepTimes, read_journal
 from tcmon.trace.records import (
@@ -45,7 +58,7 @@ _LOOP: Final = b'{"kind":"loop"'
 CALLS: Final = b'{"kind":"calls"'
 _DETAILS: Final = {kind: f'{{"kind":"{kind}"'.encode() for kind in details.READERS}
 
-OF_A_STEP: Final = (Calls, Lines, Args, Loss, State, Modes, Buffers, Inputs, Ops, DeviceTime)
+OF_A_STEP: Final = (Calls, Lines, Args, Owners, Loss, State, Modes, Buffers, Inputs, Ops, DeviceTime)
 _OF_A_LOOP: Final = (Steps, Step, *OF_A_STEP)
 
 # Steps of several roles and threads can be open at once, but few. What is more was left over by damage.
@@ -155,6 +168,7 @@ class Process:
         """The steps that were recorded in detail, in the order in which they ended."""
         functions: dict[int, Function] = {}
         exceptions: dict[int, ExceptionType] = {}
+        modules: dict[int, Module] = {}
         pending = PendingRows[Calls | StepDetail]()
         for record in self.read(details=True):
             if isinstance(record, OF_A_STEP):
@@ -165,8 +179,10 @@ class Process:
                     functions[record.id] = record
                 case ExceptionType():
                     exceptions[record.id] = record
+                case Module():
+                    modules[record.id] = record
                 case Step():
-                    yield recorded_step(record, pending.take(record), functions, exceptions)
+                    yield recorded_step(record, pending.take(record), functions, exceptions, modules)
                 case _:
                     pass
 
@@ -185,11 +201,12 @@ def recorded_step(
     rows: Sequence[Calls | StepDetail],
     functions: Mapping[int, Function],
     exceptions: Mapping[int, ExceptionType],
+    modules: Mapping[int, Module],
 ) -> RecordedStep:
     """A step with its rows put together."""
     calls = [row for row in rows if isinstance(row, Calls)]
     details = tuple(row for row in rows if not isinstance(row, Calls))
-    return RecordedStep(step, call_trees(step, calls, functions, exceptions), details)
+    return RecordedStep(step, call_trees(step, calls, functions, exceptions, details, modules), details)
 
 
 class Reading:
