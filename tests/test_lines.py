@@ -267,7 +267,7 @@ def test_what_recorders_spend_is_in_no_line_and_no_call(record: tuple[str, ...],
     for each in list(done.recorded("train").values())[1:]:
         found = lines(each)
         assert sum(found.ns) + found.own == each.step.end
-        assert (found.own > 0) == ("state" in record)
+        assert found.own > 0  # calls are asked whose forward they are
         called = sum(call.end_ns - call.start_ns for call in each.calls)
         assert called <= sum(found.ns)
 

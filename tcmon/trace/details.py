@@ -284,7 +284,7 @@ def _args(obj: Object) -> Args:
     arguments: list[Mapping[str, object]] = []
     for each in rows:
         which, *chosen = fields.numbers({"arguments": each}, "arguments", low=0, limit=fields.COUNT_LIMIT) or [0]
-        if which >= len(names) or len(chosen) != len(names[which]) or max(chosen, default=0) >= max(1, len(values)):
+        if which >= len(names) or len(chosen) != len(names[which]) or max(chosen, default=-1) >= len(values):
             raise Damaged("arguments don't fit their names and values")
         arguments.append({name: values[at] for name, at in zip(names[which], chosen, strict=True)})
     results = [None if at < 0 else values[at] for at in returned]
