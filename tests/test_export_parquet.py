@@ -8,7 +8,20 @@ from typing import Any
 import pytest
 from program_runs import CHECKOUT, tcmon_run
 from test_reader import WHOLE
-from trace_builder import calls, encode, exception, function, header, loop, step, steps, write_run
+from trace_builder import (
+    calls,
+    encode,
+    exception,
+    function,
+    header,
+    loop,
+    of_step,
+    parameter,
+    state,
+    step,
+    steps,
+    write_run,
+)
 
 from tcmon.errors import TcmonError
 from tcmon.export.parquet import TABLES, Exported, export
@@ -30,8 +43,8 @@ def exported(directory: Path, folder: Path, range_: str | None = None) -> tuple[
 
 
 def tables_of(folder: Path) -> dict[str, list[Any]]:
-    assert {each.name for each in folder.iterdir()} == {f"{name}.parquet" for name in TABLES}
-    return {name: parquet.read_table(folder / f"{name}.parquet").to_pylist() for name in TABLES}
+    assert {each.name for each in folder.iterdir()} == set(TABLES)
+    return {name: parquet.read_table(folder / name).to_pylist() for name in TABLES}
 
 
 def test_the_tables_hold_what_the_run_holds(tmp_path: Path) -> None:
@@ -69,12 +82,98 @@ def test_columns_are_documented_in_the_files_and_in_the_manual(tmp_path: Path) -
     exported(write_run(tmp_path / "run", WHOLE), tmp_path / "out")
     manual = (CHECKOUT / "docs" / "export.md").read_text()
     for name, columns in TABLES.items():
-        schema = parquet.read_schema(tmp_path / "out" / f"{name}.parquet")
+        schema = parquet.read_schema(tmp_path / "out" / name / "rank=0" / "0.parquet")
         assert schema.names == [column.name for column in columns]
         section = manual.partition(f"\n### {name}\n")[2].partition("\n#")[0]
         for column in columns:
             assert schema.field(column.name).metadata[b"description"].decode() == column.meaning
             assert f"\n| `{column.name}` |" in section, f"{name}.{column.name}"
+
+
+def everything_of(n: int) -> list[dict[str, Any]]:
+    """What every recorder keeps of a step."""
+    return [
+        of_step("lines", n, thread=1, function=1, body=True, line=[31, 32], hits=[1, 2], ns=[20, 30], own=0),
+        of_step("loss", n, value=[0.5, None, "nan"]),
+        state(n, [1, 2], groups=[{"lr": 0.1, "betas": [0.9, 0.999]}], state={"exp_avg": [0.25, None]}),
+        of_step("buffers", n, name=["bn.mean"], norm=[2.0], nonfinite=[0], hash=["ab"]),
+        of_step(
+            "ops",
+            n,
+            name=["aten::mm", "gemm"],
+            begin=[3, 4],
+            ns=[5, 6],
+            device=["cpu", "cuda:0"],
+            thread=[1, 7],
+            bytes=[64, -64],
+        ),
+        of_step("device", n, device="cuda:0", ns=17),
+        step(n, 0, 50),
+    ]
+
+
+WITH_STATE = [
+    *NAMES,
+    {"kind": "optimizer", "id": 1, "name": "torch.optim.adam.Adam"},
+    parameter(1, "group 0 [0]"),
+    *everything_of(1),
+    parameter(1, "fc.weight", shape=[3, 4]),
+]
+
+
+def test_what_recorders_kept_of_a_step_has_tables(tmp_path: Path) -> None:
+    tables, _ = exported(write_run(tmp_path / "run", WITH_STATE), tmp_path / "out")
+    assert [(each["line"], each["hits"], each["time_ns"], each["body"]) for each in tables["lines"]] == [
+        (31, 1, 20, True),
+        (32, 2, 30, True),
+    ]
+    assert [(each["backward"], str(each["value"])) for each in tables["losses"]] == [
+        (0, "0.5"),
+        (1, "None"),
+        (2, "nan"),
+    ]
+    optimizer, weight, unknown, buffer = tables["state"]
+    assert (optimizer["kind"], optimizer["name"], optimizer["lr"]) == ("optimizer", "torch.optim.adam.Adam", 0.1)
+    assert optimizer["settings"] == '{"lr":0.1,"betas":[0.9,0.999]}'
+    assert (weight["kind"], weight["name"], weight["shape"]) == ("parameter", "fc.weight", [3, 4])
+    assert (weight["grad_norm"], weight["update"], weight["own"]) == (0.5, 0.001, '{"exp_avg":0.25}')
+    assert weight["before"] != weight["after"]
+    assert (unknown["name"], unknown["shape"], unknown["own"]) == ("parameter 2", None, None)
+    assert (buffer["kind"], buffer["name"], buffer["norm"], buffer["after"]) == ("buffer", "bn.mean", 2.0, "ab")
+    assert [(each["name"], each["device"], each["begin_ns"], each["bytes"]) for each in tables["ops"]] == [
+        ("aten::mm", "cpu", 3, 64),
+        ("gemm", "cuda:0", 4, -64),
+    ]
+    assert [(each["device"], each["busy_ns"]) for each in tables["devices"]] == [("cuda:0", 17)]
+
+
+def test_phases_are_null_where_they_were_not_measured(tmp_path: Path) -> None:
+    rows = [steps([50], first=1) | {"phases": {"forward": [20]}}, steps([40], first=2, begin=50)]
+    tables, _ = exported(write_run(tmp_path / "run", [*NAMES, *rows]), tmp_path / "out")
+    columns = ("forward_ns", "backward_ns", "collective_ns")
+    assert [tuple(each[column] for column in columns) for each in tables["steps"]] == [
+        (20, 0, 0),
+        (None, None, None),
+    ]
+
+
+def test_ranks_are_partitions_that_readers_know(tmp_path: Path) -> None:
+    directory = write_run(tmp_path / "run", None)
+    for rank in (0, 1):
+        (directory / f"trace-rank{rank}.0-{50 + rank}.jsonl").write_bytes(encode([*WITH_STATE, steps([rank + 1] * 3)]))
+    tables, _ = exported(directory, tmp_path / "out")
+    assert {(each["rank"], each["process"], each["pid"]) for each in tables["runs"]} == {(0, 0, 50), (1, 1, 51)}
+    assert [(each["rank"], each["duration_ns"]) for each in tables["steps"]] == [(0, 1)] * 3 + [(1, 2)] * 3
+    duckdb = pytest.importorskip("duckdb")
+    for name, rows in tables.items():
+        found = duckdb.sql(f"SELECT * FROM '{tmp_path}/out/{name}/*/*.parquet'")
+        assert set(found.columns) == {*(column.name for column in TABLES[name]), "rank"}
+        assert len(found.fetchall()) == len(rows)
+    joined = duckdb.sql(
+        f"SELECT s.rank, count(*) FROM '{tmp_path}/out/steps/*/*.parquet' s "
+        f"JOIN '{tmp_path}/out/state/*/*.parquet' USING (process, role, n) GROUP BY ALL ORDER BY 1"
+    )
+    assert joined.fetchall() == [(0, 4), (1, 4)]
 
 
 def test_callers_lead_to_the_outermost_call(tmp_path: Path) -> None:

@@ -101,20 +101,19 @@ def _to_perfetto(run: "Run", output: Path, steps: "StepRange | None", *, force: 
 def _to_parquet(run: "Run", output: Path, steps: "StepRange | None", *, force: bool) -> None:
     from tcmon.cli.progress import progress
     from tcmon.export.output import written_folder
-    from tcmon.export.parquet import TABLES, require_pyarrow
+    from tcmon.export.parquet import TABLES, is_of_export, require_pyarrow
     from tcmon.export.parquet import export as export_run
     from tcmon.export.perfetto import total_bytes
     from tcmon.report import wording
 
     require_pyarrow()
-    names = frozenset(f"{table}.parquet" for table in TABLES)
     with (
-        written_folder(output, force=force, names=names) as folder,
+        written_folder(output, force=force, is_ours=is_of_export) as folder,
         progress(total_bytes(run, steps)) as advance,
     ):
         exported = export_run(run, folder, steps=steps, advance=advance)
     _warn(exported.damaged_calls, "damaged rows of calls were passed over")
-    size = wording.size(sum(each.stat().st_size for each in output.iterdir()))
+    size = wording.size(sum(each.stat().st_size for each in output.rglob("*.parquet")))
     steps_in_it = f"{wording.counted(exported.steps, 'step')}, {exported.recorded:,} recorded"
     click.echo(f"{output}: {steps_in_it}, {wording.counted(exported.calls, 'call')}, {size}")
     click.echo(f"Tables: {', '.join(TABLES)}")

@@ -6,7 +6,7 @@ import shutil
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
-from pathlib import Path
+from pathlib import Path, PurePath
 from typing import BinaryIO, Final
 
 from tcmon.errors import TcmonError
@@ -79,11 +79,11 @@ def _named(temporary: Path, target: Path, *, force: bool) -> None:
 
 
 @contextmanager
-def written_folder(path: Path, *, force: bool, names: frozenset[str]) -> Iterator[Path]:
+def written_folder(path: Path, *, force: bool, is_ours: Callable[[PurePath], bool]) -> Iterator[Path]:
     """A new folder to write files into, which becomes `path` when all are there.
 
-    With `force` it takes the place of a folder that holds files with such `names` and nothing else. Raises TcmonError
-    when something else is there.
+    With `force` it takes the place of a folder that holds nothing but files whose paths in it `is_ours` says an export
+    writes. Raises TcmonError when something else is there.
     """
     name = repr(str(path))
     if path == STDOUT:
@@ -95,7 +95,9 @@ def written_folder(path: Path, *, force: bool, names: frozenset[str]) -> Iterato
         if target.exists():
             if not force:
                 raise TcmonError(f"{name} exists; name another folder with -o, or replace it with --force")
-            if not target.is_dir() or not names.issuperset(each.name for each in target.iterdir()):
+            if not target.is_dir() or not all(
+                each.is_dir() or is_ours(each.relative_to(target)) for each in target.rglob("*")
+            ):
                 raise TcmonError(f"{name} holds other things than an export, so it is not replaced")
         temporary = target.with_name(f".{target.name}.{os.getpid()}")
         temporary.mkdir()
