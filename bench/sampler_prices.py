@@ -6,7 +6,10 @@ Blocks with the plain interval and with each sampler alternate in one process; p
 import statistics
 import tempfile
 import time
+from collections.abc import Callable, Mapping
 from pathlib import Path
+
+import torch
 
 from tcmon import attach, samplers
 
@@ -31,6 +34,15 @@ def train(count: int) -> None:
         optimizer.step()
 
 
+def train_on_losses(count: int) -> None:
+    """Run a training loop that computes losses."""
+    for _ in range(count):
+        weight.sum().backward()
+        optimizer.step()
+
+
+weight = torch.ones(1, requires_grad=True)
+
 SAMPLERS = {
     "Interval": lambda: samplers.Interval(RARELY),
     "Interval (again)": lambda: samplers.Interval(RARELY),
@@ -40,30 +52,45 @@ SAMPLERS = {
     "OnSignal": samplers.OnSignal,
     "Ratio": lambda: samplers.Ratio(0.0),
     "Every": lambda: samplers.Every(1e8),
+    "Budget": lambda: samplers.Budget(1e-9),
     "Slow": lambda: samplers.Slow(1e8),
+    "Stall": lambda: samplers.Stall(1e8),
+    "OnCall": lambda: samplers.OnCall("never_called"),
 }
 """Each records none of the steps that are measured."""
 
+ON_LOSSES = {
+    "Interval": lambda: samplers.Interval(RARELY),
+    "NonFinite": samplers.NonFinite,
+    "LossSpike": lambda: samplers.LossSpike(1e8),
+}
 
-def price(name: str, folder: Path) -> float:
+
+def price(sampler: samplers.Sampler, loop: Callable[[int], None], steps: int, folder: Path) -> float:
     """The nanoseconds of a step under a sampler."""
-    with attach(sampler=SAMPLERS[name](), record=(), out=folder):
-        train(100)
+    with attach(sampler=sampler, record=(), out=folder):
+        loop(100)
         begin = time.perf_counter_ns()
-        train(STEPS)
-        return (time.perf_counter_ns() - begin) / STEPS
+        loop(steps)
+        return (time.perf_counter_ns() - begin) / steps
 
 
-def main() -> None:
+def compare(kinds: Mapping[str, Callable[[], samplers.Sampler]], loop: Callable[[int], None], steps: int) -> None:
     """Measure and print."""
-    times: dict[str, list[float]] = {name: [] for name in SAMPLERS}
+    times: dict[str, list[float]] = {name: [] for name in kinds}
     with tempfile.TemporaryDirectory() as folder:
         for number in range(ROUNDS):
             for name, taken in times.items():
-                taken.append(price(name, Path(folder, f"{number}-{name.replace(' ', '')}")))
+                taken.append(price(kinds[name](), loop, steps, Path(folder, f"{number}-{name.replace(' ', '')}")))
     for name, taken in times.items():
         added = statistics.median(own - plain for own, plain in zip(taken, times["Interval"], strict=True))
         print(f"{name:20} {statistics.median(taken):8.0f} a step {added:+8.0f} over the interval")
+
+
+def main() -> None:
+    """Compare all of them."""
+    compare(SAMPLERS, train, STEPS)
+    compare(ON_LOSSES, train_on_losses, STEPS // 4)
 
 
 if __name__ == "__main__":

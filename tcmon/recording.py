@@ -8,7 +8,7 @@ from __future__ import annotations
 import logging
 import os
 import threading
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from time import perf_counter_ns
 from typing import Any
@@ -26,7 +26,7 @@ from tcmon.monitoring.tool import Tool
 from tcmon.steps.tracker import RecordedStep
 from tcmon.steps.triggers import WORDS
 from tcmon.trace.flight import Flight
-from tcmon.trace.journal import ROLES, Columns, StepJournal
+from tcmon.trace.journal import ROLES, Columns, StepJournal, StoreStep, no_rows
 from tcmon.trace.names import NameTable
 from tcmon.trace.records import FORMAT
 from tcmon.trace.writer import TraceWriter, lines, steps_records
@@ -68,7 +68,7 @@ class Recording:
         self._trace = TraceWriter(trace)
         self._trace.write([{"kind": "process", "format": FORMAT, "pid": self._pid, **process}])
         self._journal = StepJournal(trace.with_suffix(".journal"), origin, self._journal_full, asked)
-        self.step_times: Callable[[int, int, int, int, int, int], None] = self._journal.add
+        self.step_times: StoreStep = self._journal.add
         self.observers: dict[str, Callable[[int, int, int, list[int]], None]] = {}
         """Told of each recorded step of a role: its number, time, time spent on records, times of others before it."""
         self.detail_watchers: list[Callable[[RecordedStep, list[dict[str, Any]]], None]] = []
@@ -84,8 +84,8 @@ class Recording:
         add = self.step_times
         of_role, roles, latest = ROLES.index(role), len(ROLES), self._latest_recorded
 
-        def add_and_tell(loop: int, code: int, n: int, begin: int, body: int, end: int) -> None:
-            add(loop, code, n, begin, body, end)
+        def add_and_tell(loop: int, code: int, n: int, begin: int, body: int, end: int, phases: Sequence[int]) -> None:
+            add(loop, code, n, begin, body, end, phases)
             if code % roles == of_role:
                 watch(n, end - begin, body - begin, n == latest[role])
 
@@ -235,7 +235,7 @@ class Recording:
     def _write_with_times(self, before: list[dict[str, Any]], after: Iterable[dict[str, Any]] = ()) -> Columns:
         """Write records, between them the step times since the last ones (returned), and the overhead so far."""
         if os.getpid() != self._pid:
-            return Columns([], [], [], [], [], [])
+            return no_rows()
         # Times stay in the journal until the trace has them: a signal's handler may raise at any place.
         try:
             self._flushing.acquire()

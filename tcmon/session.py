@@ -40,6 +40,7 @@ from tcmon.steps.listening import Listening
 from tcmon.steps.manual import Manual
 from tcmon.steps.named import NamedLoops
 from tcmon.steps.onstep import OnStep
+from tcmon.steps.phases import Phases
 from tcmon.steps.sampler import Guarded, Interval, Sampler, Steered, parts
 from tcmon.steps.tracker import Tracker
 from tcmon.trace.clock import zero_on_wall_clock
@@ -89,6 +90,7 @@ class Session:
         except OSError as error:
             self._release()
             raise TcmonError(f"can't write to {self.run_dir}: {error.strerror}") from None
+        self._phases: Phases | None = None
         landmarks = functools.cache(self._landmarks)
         self._recording.equip(options.record, capturing, self._failed, landmarks)
         self._dispatch_ns = empty_callback_ns(tracking)
@@ -121,6 +123,7 @@ class Session:
             self._loop_found,
             self._failed,
         )
+        self._tell_phases(tracker)
         happenings = Happenings(self._recording, self._discovery, landmarks)
         self._listening = Listening(self._samplers, tracker.counters, happenings)
         self._on_step = None
@@ -268,15 +271,31 @@ class Session:
             self.raised()
         self.finish(reason="exit", exit_code=None)
 
+    def _functions(self) -> Phases | None:
+        """What watches functions of torch, on one more tool id if there is one."""
+        if self._phases is None:
+            try:
+                tool = Tool("tcmon functions")
+            except TcmonError as error:
+                warn(f"can't tell what happens in torch: {error}")
+                return None
+            self._tools.append(tool)
+            self._phases = Phases(tool, self._failed)
+        return self._phases
+
     def _landmarks(self) -> Landmarks | None:
-        """What watches functions of torch for recorders, on one more tool id if there is one."""
-        try:
-            tool = Tool("tcmon landmarks")
-        except TcmonError as error:
-            warn(f"can't record what happens in torch: {error}")
-            return None
-        self._tools.append(tool)
-        return Landmarks(tool, self._recording.own_time, self._failed)
+        """What watches functions of torch for recorders."""
+        functions = self._functions()
+        return None if functions is None else Landmarks(functions, self._recording.own_time, self._failed)
+
+    def _tell_phases(self, tracker: Tracker) -> None:
+        """Tell the phases of training steps apart."""
+        functions = self._functions()
+        if functions is not None:
+            tracker.clocks = functions.clocks
+            functions.unwinds = tracker.returns
+            for name, first_start in functions.functions():
+                self._discovery.await_code(name, first_start)
 
     def _hung(self, note: dict[str, Any]) -> None:
         """There was no step for long; called in a thread of its own."""

@@ -23,6 +23,17 @@ def grads(batch):
 """
 
 PROGRAMS = {
+    "an optimizer derived from another one, stepped through both": """
+        class Derived(torch.optim.SGD):
+            def step(self, closure=None):
+                return super().step(closure)
+        optimizers = [Derived(model.parameters(), lr=0.1) for _ in range(2)]
+        for batch in data:
+            train += 1
+            for optimizer in optimizers:
+                grads(batch)
+                optimizer.step()
+    """,
     "a step through a variable": """
         advance = sgd.step
         for batch in data:
@@ -319,6 +330,22 @@ def test_without_a_loop_each_optimizer_step_ends_a_step_from_the_third_on(name: 
     assert done.numbers("train") == [1, 2, 3, 4]
     [loop] = done.loops("train")
     assert "each of them ends a step" in loop.evidence[0]
+
+
+def test_a_derived_optimizer_s_step_is_one_where_no_loop_holds_it(tmp_path: Path) -> None:
+    source = """
+        class Derived(torch.optim.SGD):
+            def step(self, closure=None):
+                return super().step(closure)
+        derived = Derived(model.parameters(), lr=0.1)
+        def go(left):
+            grads(data[0])
+            derived.step()
+            if left: go(left - 1)
+        go(9)
+    """
+    done = monitored(PRELUDE + textwrap.dedent(source), tmp_path)
+    assert done.numbers("train") == list(range(1, 9))
 
 
 def test_steps_that_no_loop_holds_are_counted_for_as_long_as_they_come(tmp_path: Path) -> None:

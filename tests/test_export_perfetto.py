@@ -25,6 +25,7 @@ from tcmon.errors import TcmonError
 from tcmon.export.lanes import Lanes
 from tcmon.export.perfetto import Exported, export
 from tcmon.export.selection import StepRange
+from tcmon.steps.phases import NOTHING
 from tcmon.trace.journal import StepJournal
 from tcmon.trace.reader import open_run
 
@@ -253,7 +254,7 @@ def test_steps_in_the_journal_are_there_once(tmp_path: Path) -> None:
     directory = write_run(tmp_path, [header(), steps([10] * 5)], ended=None)
     journal = StepJournal(directory / "trace-4242.journal", 0, lambda: None, lambda _: None)
     for n in range(4, 9):
-        journal.add(1, 0, n, 10 * n - 10, 10 * n - 8, 10 * n)
+        journal.add(1, 0, n, 10 * n - 10, 10 * n - 8, 10 * n, NOTHING)
     events, _ = exported(directory)
     assert shape(events.tracks["train steps"])[5:] == [
         (f"train {n}", 10 * n - 10, 10 * n, [("data wait", 10 * n - 10, 10 * n - 8, [])]) for n in (6, 7, 8)

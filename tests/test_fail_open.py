@@ -233,11 +233,11 @@ def both_ways(source: str, folder: Path, *, out: Path, lost: str | None, least: 
 
 @pytest.fixture
 def small_disk(tmp_path: Path) -> Iterator[Path]:
-    """A file system of 200 kB."""
+    """A file system of 220 kB."""
     folder = tmp_path / "disk"
     folder.mkdir()
     mounted = subprocess.run(
-        ["mount", "-t", "tmpfs", "-o", "size=200k", "tcmon-test", str(folder)], stderr=subprocess.PIPE, text=True
+        ["mount", "-t", "tmpfs", "-o", "size=220k", "tcmon-test", str(folder)], stderr=subprocess.PIPE, text=True
     )
     if mounted.returncode:
         pytest.skip(f"can't mount a small file system: {mounted.stderr.strip()}")

@@ -4,7 +4,7 @@ import ast
 import contextlib
 import re
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from itertools import pairwise
 from types import CodeType
@@ -30,7 +30,7 @@ class Sink:
         self.on = False
         self.recorded: list[int] = []
 
-    def step_times(self, loop: int, role: int, n: int, begin: int, body: int, end: int) -> None:
+    def step_times(self, loop: int, role: int, n: int, begin: int, body: int, end: int, phases: Sequence[int]) -> None:
         self.times.append((n, begin, body, end))
 
     def start(self, step: RecordedStep) -> None:

@@ -41,6 +41,7 @@ def test_the_object_has_the_documented_parts(tmp_path: Path) -> None:
         "max_ms": 50 / MS,
         "data_wait_share": 0.1,
         "without_evaluation": None,
+        "phases": {},
     }
     assert found["run"]["directory"] == str(tmp_path)
     assert found["run"]["trace"] == str(tmp_path / f"trace-{PID}.jsonl")
@@ -77,6 +78,7 @@ def test_what_cannot_be_known_is_null(tmp_path: Path) -> None:
         "max_ms": None,
         "data_wait_share": None,
         "without_evaluation": None,
+        "phases": {},
     }
     assert found["steps"].keys() == {"train", "eval"}
     run, overhead = found["run"], found["overhead"]

@@ -88,6 +88,66 @@ def test_only_the_first_rank_prints_a_summary(launched: tuple[Path, subprocess.C
     assert launched[1].stderr.count("Overhead  ") == 1
 
 
+DELAYED = """
+import time
+import torch
+import torch.distributed as dist
+
+dist.init_process_group("gloo")
+torch.manual_seed(0)
+model = torch.nn.Linear(8, 8)
+PHASES = ("wait", "forward", "backward", "optimizer")
+EACH = 12
+
+def late(n, phase):
+    if dist.get_rank() == 1 and PHASES[n // EACH] == phase:
+        time.sleep(0.015)
+
+class Late(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, x, n):
+        ctx.n = n
+        return x.clone()
+    @staticmethod
+    def backward(ctx, grad):
+        late(ctx.n, "backward")
+        return grad, None
+
+class LateSGD(torch.optim.SGD):
+    def step(self, n):
+        late(n, "optimizer")
+        super().step()
+
+def batches():
+    for n in range(EACH * len(PHASES)):
+        late(n, "wait")
+        yield n, torch.randn(4, 8)
+
+optimizer = LateSGD(model.parameters(), lr=0.1)
+for n, batch in batches():
+    optimizer.zero_grad()
+    late(n, "forward")
+    loss = Late.apply(model(batch), n).square().mean()
+    loss.backward()
+    for parameter in model.parameters():
+        dist.all_reduce(parameter.grad)
+    optimizer.step(n)
+dist.destroy_process_group()
+"""
+
+
+def test_the_rank_that_is_late_is_named_with_the_phase(tmp_path: Path, run_python: Run, run_tcmon: Run) -> None:
+    (tmp_path / "train.py").write_text(DELAYED)
+    launcher = ["-m", "torch.distributed.run", "--nproc-per-node", "2"]
+    run_python([*launcher, "-m", "tcmon", "run", "--quiet", "--out", "run", "train.py"], cwd=tmp_path)
+    found = json.loads(run_tcmon(["report", "run", "--json"], cwd=tmp_path).stdout)["frontier"]
+    named = {(each["phase"], each["rank"]) for each in found["delays"] if each["share"] > 0.08}
+    assert named == {(phase, 1) for phase in ("wait", "forward", "backward", "optimizer")}
+    # Its lateness is a wait in a collective for the other rank, of about a quarter of a second for each phase.
+    waits = {each["rank"]: each["phases_p50_ms"]["collective"] for each in found["ranks"]}
+    assert waits[0] > 10 > waits[1]
+
+
 HANGS = """
 import time
 import torch

@@ -6,9 +6,10 @@ import sys
 from collections.abc import Callable
 from time import perf_counter_ns
 from types import CodeType, FrameType, FunctionType
+from typing import Protocol
 
 from tcmon.capture.owntime import OwnTime
-from tcmon.monitoring.tool import Tool, events
+from tcmon.monitoring.tool import events
 
 type Called = Callable[[FrameType], None]
 
@@ -32,13 +33,23 @@ class Landmark:
             self._landmarks.update(self.code)
 
 
+class Watcher(Protocol):
+    """What tells of starts and returns of functions."""
+
+    def on(self, event: int, callback: Callable[[CodeType, FrameType], None]) -> None:
+        """Call `callback` for `event` where it is switched on, with the frame of the function."""
+
+    def watch(self, code: CodeType, event_set: int) -> None:
+        """Switch exactly these events on in `code`."""
+
+
 class Landmarks:
-    """The landmarks of all recorders, on one tool id of their own.
+    """The landmarks of all recorders.
 
     `own` is told of the time spent in them; `failed` is called with what a callback caught.
     """
 
-    def __init__(self, tool: Tool, own: OwnTime, failed: Callable[[BaseException], None]) -> None:
+    def __init__(self, tool: Watcher, own: OwnTime, failed: Callable[[BaseException], None]) -> None:
         self._tool = tool
         self._own = own
         self._failed = failed
@@ -59,22 +70,22 @@ class Landmarks:
         returns = any(landmark.returned for landmark in used)
         self._tool.watch(code, (events.PY_START if starts else 0) | (events.PY_RETURN if returns else 0))
 
-    def _on_start(self, code: CodeType, _offset: int) -> None:
+    def _on_start(self, code: CodeType, frame: FrameType) -> None:
         begin = perf_counter_ns()
         try:
             for landmark in self._of[id(code)]:
                 if landmark.users and landmark.started is not None:
-                    landmark.started(sys._getframe(1))
+                    landmark.started(frame)
             self._own.note(begin, perf_counter_ns())
         except BaseException as error:
             self._failed(error)
 
-    def _on_return(self, code: CodeType, _offset: int, _value: object) -> None:
+    def _on_return(self, code: CodeType, frame: FrameType) -> None:
         begin = perf_counter_ns()
         try:
             for landmark in self._of[id(code)]:
                 if landmark.users and landmark.returned is not None:
-                    landmark.returned(sys._getframe(1))
+                    landmark.returned(frame)
             self._own.note(begin, perf_counter_ns())
         except BaseException as error:
             self._failed(error)

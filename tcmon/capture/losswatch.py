@@ -31,9 +31,23 @@ class LossWatch:
 
     def _backward_starts(self, frame: FrameType) -> None:
         torch: Any = sys.modules.get("torch")
-        loss = loss_of(torch, frame)
-        if loss is not None and loss.device.type == "cpu":
-            self.heard = True
+        loss: Any = frame.f_locals.get("tensors")
+        if type(loss) is not torch.Tensor or _is_disturbed(torch._C):
+            loss = loss_of(torch, frame)
+            if loss is None:
+                return
             with undisturbed(torch):
-                value = loss.item()
+                value = loss.item() if loss.is_cpu else None
+        else:
+            value = loss.item() if loss.is_cpu and loss.numel() == 1 else None
+        if value is not None:
+            self.heard = True
             self._told(float(value))
+
+
+def _is_disturbed(c: Any) -> bool:
+    """Whether modes of the program would see what is done with a tensor; asking costs less than evading them."""
+    try:
+        return bool(c._len_torch_function_stack() or c._len_torch_dispatch_stack())
+    except AttributeError:
+        return True

@@ -147,6 +147,10 @@ def _role(each: StepSummary) -> Json:
         "max_ms": milliseconds(each.max_ns),
         "data_wait_share": each.data_wait_share,
         "without_evaluation": _without_evaluation(each),
+        "phases": {
+            name: {"ms_per_step": milliseconds(ns / each.count), "share": ns / each.total_ns if each.total_ns else None}
+            for name, ns in each.phases.items()
+        },
     }
 
 

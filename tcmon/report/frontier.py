@@ -18,8 +18,9 @@ from dataclasses import dataclass
 from statistics import median
 from typing import Final
 
+from tcmon.trace.journal import PHASES
 from tcmon.trace.reader import Process, Run
-from tcmon.trace.records import PHASES, Steps
+from tcmon.trace.records import Steps
 
 WAIT: Final = "wait"
 OTHER: Final = "other"
@@ -210,17 +211,15 @@ def _steps_of(process: Process, offset: int) -> dict[int, StepPhases]:
     """The latest training steps of a rank, with their begins on the clock that is `offset` behind its own."""
     nothing = (0,) * len(PHASES)
     steps = {
-        each.n: _step(offset + each.begin, each.wait, each.end, nothing)
+        each.n: _step(offset + each.begin, each.wait, each.end, each.phases or nothing)
         for each in process.unwritten_steps()
         if each.role == "train"
     }
     for record in process.read(calls=False):
         if not isinstance(record, Steps) or record.role != "train":
             continue
-        columns = [record.phases.get(phase) for phase in PHASES]
         for index, (begin, wait, end) in enumerate(zip(record.begin, record.wait, record.end, strict=True)):
-            phases = tuple(0 if column is None else column[index] for column in columns)
-            steps[record.first + index] = _step(offset + begin, wait, end, phases)
+            steps[record.first + index] = _step(offset + begin, wait, end, record.phases_of(index) or nothing)
         if len(steps) > 2 * LATEST:
             steps = {n: steps[n] for n in sorted(steps)[-LATEST:]}
     return {n: steps[n] for n in sorted(steps)[-LATEST:]}

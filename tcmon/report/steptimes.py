@@ -2,6 +2,7 @@
 
 from array import array
 from bisect import bisect_left
+from collections import Counter
 from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from heapq import merge
@@ -9,7 +10,7 @@ from itertools import accumulate, islice, pairwise
 from operator import le
 from statistics import median
 
-from tcmon.trace.journal import StepTimes
+from tcmon.trace.journal import PHASES, StepTimes
 from tcmon.trace.records import Step, Steps
 
 
@@ -29,6 +30,8 @@ class Series:
     begins: "array[int]" = field(default_factory=_column)
     durations: "array[int]" = field(default_factory=_column)
     waited_ns: int = 0
+    phases: Counter[str] = field(default_factory=Counter)
+    """The time of all of them in each phase."""
 
     def starts_activation(self, index: int, recorded: Collection[int]) -> bool:
         """Whether the loop was entered for this step: it doesn't begin where the one before it ended.
@@ -58,7 +61,7 @@ class StepLog:
     def __init__(self, journal: Iterable[StepTimes]) -> None:
         self.series: dict[tuple[str, int], Series] = {}
         self.recorded: dict[tuple[str, int], set[int]] = {}
-        self._unwritten = {(each.role, each.n): (each.loop, each.begin, each.wait, each.end) for each in journal}
+        self._unwritten = {(each.role, each.n): each for each in journal}
         self._written: dict[str, int] = {}
 
     def add_row(self, row: Steps) -> None:
@@ -72,6 +75,8 @@ class StepLog:
         series.begins.extend(row.begin)
         series.durations.extend(row.end)
         series.waited_ns += sum(row.wait)
+        for name, column in row.phases.items():
+            series.phases[name] += sum(column)
         self._written[row.role] = max(last, self._written.get(row.role, 0))
         for key in [key for key in self._unwritten if key[0] == row.role and row.first <= key[1] <= last]:
             del self._unwritten[key]
@@ -80,16 +85,19 @@ class StepLog:
         """Note that a step was recorded in detail."""
         self.recorded.setdefault((step.role, step.loop), set()).add(step.n)
         if step.n > self._written.get(step.role, 0):
-            self._unwritten.setdefault((step.role, step.n), (step.loop, step.begin, step.wait, step.end))
+            times = StepTimes(step.role, step.loop, step.n, step.begin, step.wait, step.end)
+            self._unwritten.setdefault((step.role, step.n), times)
 
     def finish(self) -> None:
         """Count in the steps that no row of the trace had."""
-        for (role, n), (loop, begin, wait, end) in sorted(self._unwritten.items()):
-            series = self.series.setdefault((role, loop), Series())
-            series.numbers.append(n)
-            series.begins.append(begin)
-            series.durations.append(end)
-            series.waited_ns += wait
+        for _, each in sorted(self._unwritten.items()):
+            series = self.series.setdefault((each.role, each.loop), Series())
+            series.numbers.append(each.n)
+            series.begins.append(each.begin)
+            series.durations.append(each.end)
+            series.waited_ns += each.wait
+            for name, spent in zip(PHASES, each.phases, strict=False):
+                series.phases[name] += spent
         self._unwritten.clear()
 
     def of_role(self, role: str) -> list[Loop]:

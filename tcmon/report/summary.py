@@ -2,23 +2,32 @@
 
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from heapq import nlargest
 from itertools import chain
 from pathlib import Path
 from typing import Final
 
 from tcmon.report.anatomy import LineSummary, LineTimes
-from tcmon.report.frontier import Frontier, frontier_of
+from tcmon.report.frontier import OTHER, WAIT, Frontier, frontier_of
 from tcmon.report.hang import HangSummary, hang_of
 from tcmon.report.health import HealthLog, HealthSummary
 from tcmon.report.loopchoice import LoopChoice, loops_of
 from tcmon.report.state import State, state_of
-from tcmon.report.steptimes import Comparison, Slice, StepLog, compare_recorded, evaluated_within, profile, quantile
+from tcmon.report.steptimes import (
+    Comparison,
+    Series,
+    Slice,
+    StepLog,
+    compare_recorded,
+    evaluated_within,
+    profile,
+    quantile,
+)
 from tcmon.trace.calltree import FunctionTime, FunctionTimes, add_calls, lost_function
 from tcmon.trace.details import Lines, Loss, StepDetail
 from tcmon.trace.details import State as ParameterState
-from tcmon.trace.journal import StepTimes
+from tcmon.trace.journal import PHASES, StepTimes
 from tcmon.trace.reader import PendingRows, Process, Reading, Run
 from tcmon.trace.records import (
     ROLES,
@@ -89,6 +98,8 @@ class StepSummary:
     compared: Comparison | None
     without_evaluation: WithoutEvaluation | None
     profile: tuple[Slice, ...]
+    phases: Mapping[str, int] = field(default_factory=dict)
+    """The time of all steps by phase, those that took any: first waiting for data, last what lies in none."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -375,6 +386,7 @@ class _Gathering:
             compared=compare_recorded(loops),
             without_evaluation=self._without_evaluation() if role == "train" else None,
             profile=profile(loops, PROFILE_SLICES),
+            phases=_phases([series for series, _ in loops], total_ns),
         )
 
     def _without_evaluation(self) -> WithoutEvaluation | None:
@@ -404,6 +416,17 @@ class _Gathering:
             )
             for role, id_, time in most
         )
+
+
+def _phases(steps: Sequence[Series], total_ns: int) -> dict[str, int]:
+    told = Counter[str]()
+    for series in steps:
+        told.update(series.phases)
+    if not told.total():
+        return {}
+    waited = sum(series.waited_ns for series in steps)
+    phases = {WAIT: waited, **{name: told[name] for name in PHASES}, OTHER: total_ns - waited - told.total()}
+    return {name: ns for name, ns in phases.items() if ns}
 
 
 def _cost_ns(overhead: Overhead | None) -> int | None:

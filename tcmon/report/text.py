@@ -138,6 +138,16 @@ class _Page:
         if self._main.steps["eval"].count and self._main.steps["train"].count:
             took = wording.share(self._summary.evaluation_share)
             yield Text(f"evaluation steps took {took} of the time in steps", FAINT)
+        for each in shown:
+            if each.phases:
+                parts = (
+                    f"{sentences.PHASE_NAMES.get(name, name)} {wording.duration(ns / each.count)} "
+                    f"({wording.share(ns / each.total_ns if each.total_ns else None)})"
+                    for name, ns in each.phases.items()
+                )
+                yield Text.assemble(
+                    ("Phases", HEADING), (f"  of a {each.role} step: ", FAINT), self._text(", ".join(parts))
+                )
 
     def ranks(self) -> Iterator[RenderableType]:
         """The ranks side by side, and which of them holds the others up."""

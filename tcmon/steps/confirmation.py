@@ -29,6 +29,8 @@ _MOST_LOOKS = 2000
 """How often it is walked for gradients outside of all training loops."""
 _LOOSE_STEPS = 2
 _NO_FRAME = 0
+_DEEPEST_SUPER = 12
+"""How far up the stack a step is looked for that calls the one of a base class."""
 
 
 class Confirmation:
@@ -65,8 +67,9 @@ class Confirmation:
         if self._tracker.is_manual(Role.TRAIN) or (self._looks >= _LOOKS and known):
             return
         self._stepped = True
-        arguments = frame.f_locals.get("args")
-        optimizer = arguments[0] if arguments else None
+        optimizer = _stepping(frame)
+        if _is_within_step_of(optimizer, frame):
+            return
         name = type.__getattribute__(type(optimizer), "__name__")  # asks no metaclass of the program
         self._look(id(optimizer), f"{name}.step()", frame)
 
@@ -193,3 +196,21 @@ class Confirmation:
         while frame is not None and self._codebase.is_foreign(frame.f_code.co_filename):
             frame = frame.f_back
         return frame
+
+
+def _stepping(frame: FrameType) -> object:
+    """The optimizer that a call of torch's wrapper steps."""
+    arguments = frame.f_locals.get("args")
+    return arguments[0] if arguments else None
+
+
+def _is_within_step_of(optimizer: object, frame: FrameType) -> bool:
+    """Whether this is the step of a base class, called by the step of a derived one: both are wrapped, and one step."""
+    around = frame.f_back
+    for _ in range(_DEEPEST_SUPER):
+        if around is None:
+            return False
+        if around.f_code is frame.f_code:
+            return _stepping(around) is optimizer
+        around = around.f_back
+    return False

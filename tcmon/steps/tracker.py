@@ -12,7 +12,7 @@ The decision to record it is made before the wait, so that a recorded step holds
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from threading import get_ident
 from time import perf_counter_ns
 from types import CodeType, FrameType
@@ -23,6 +23,7 @@ from tcmon.analysis.roles import Proposal, Role
 from tcmon.control import STAGES
 from tcmon.monitoring.tool import DISABLE, Tool, events
 from tcmon.steps.candidates import Candidate
+from tcmon.steps.phases import EVALUATION, NOTHING, Clock
 from tcmon.steps.sampler import Sampler
 
 _LOCAL_EVENTS = events.INSTRUCTION | events.PY_RETURN | events.PY_YIELD | events.PY_RESUME
@@ -67,7 +68,7 @@ _ROLES = tuple(Role)
 class StepSink(Protocol):
     """What the tracker tells about steps. Called from inside monitoring callbacks, in the loop's thread."""
 
-    def step_times(self, loop: int, code: int, n: int, begin: int, body: int, end: int) -> None:
+    def step_times(self, loop: int, code: int, n: int, begin: int, body: int, end: int, phases: Sequence[int]) -> None:
         """Step `n` of a role and stage (`step_code`) is over. Called for every step: the hot one."""
 
     def start(self, step: RecordedStep) -> None:
@@ -105,7 +106,9 @@ class _Activation:
         "begin",
         "body",
         "called",
+        "clock",
         "code",
+        "evaluates",
         "frame",
         "fresh",
         "modules",
@@ -132,6 +135,10 @@ class _Activation:
         self.waiting = True
         self.passive = False
         self.recorded: RecordedStep | None = None
+        self.clock: Clock | None = None
+        """The phases of a training loop's steps."""
+        self.evaluates: Clock | None = None
+        """That of the training step in which this is a run of an evaluation loop."""
         self.enter_stage(watched.stage)
         self.seen: set[int] = set()
         self.modules: dict[int, int] = {}
@@ -198,7 +205,9 @@ class WatchedLoop:
         if activation.fresh and self.tracker.evaluates(activation):
             self.alternate_of(activation).back_edge(frame, now)
             return
-        self.step_times(self.id, activation.code, activation.n, activation.begin, activation.body, now)
+        clock = activation.clock
+        phases = NOTHING if clock is None else clock.take(now)
+        self.step_times(self.id, activation.code, activation.n, activation.begin, activation.body, now, phases)
         activation.waiting = True  # at once: a signal's handler may raise while the step is being written
         if activation.recorded is not None:
             self.tracker.end_recorded(activation, now)
@@ -222,6 +231,9 @@ class WatchedLoop:
         counter.count = n
         self.counted += 1
         activation.n = n
+        # After all that says which step this is: a signal's handler may raise in any call.
+        if activation.clock is not None:
+            activation.clock.begin(now)
         if activation.recorded is not None or n >= counter.next or self.tracker.tells_decisions:
             self.tracker.begin(activation)
 
@@ -337,6 +349,8 @@ class Tracker:
         self._stage_count = 0
         self.trained = 0
         """How often gradients were computed or an optimizer stepped."""
+        self.clocks: dict[int, Clock] | None = None
+        """By thread, the phases of the training step that it is in; None: they are not told apart."""
         on_instruction, self._count = self._instruction_callback()
         tool.on(events.INSTRUCTION, on_instruction)
         tool.on(events.PY_RETURN, self._on_frame_end)
@@ -490,7 +504,7 @@ class Tracker:
         for begin, body, end in candidate.history():
             counter.count += 1
             watched.counted += 1
-            self.sink.step_times(loop_id, step_code(role, watched.stage), counter.count, begin, body, end)
+            self.sink.step_times(loop_id, step_code(role, watched.stage), counter.count, begin, body, end, NOTHING)
             if self.tells_decisions:
                 self.sink.decided(role, counter.count, None)
         counter.next = counter.sampler.next_after(counter.count)
@@ -701,7 +715,10 @@ class Tracker:
         try:
             if not activation.waiting:
                 watched = activation.watched
-                self.sink.step_times(watched.id, activation.code, activation.n, activation.begin, activation.body, now)
+                phases = NOTHING if activation.clock is None else activation.clock.take(now)
+                self.sink.step_times(
+                    watched.id, activation.code, activation.n, activation.begin, activation.body, now, phases
+                )
                 if activation.recorded is not None:
                     self.end_recorded(activation, now)
         finally:
@@ -715,6 +732,7 @@ class Tracker:
         if stack and stack[-1].recorded is not None:
             self.sink.pause(stack[-1].recorded)
         stack.append(activation)
+        self._enter_phases(activation)
         if activation.recorded is not None:
             self.sink.start(activation.recorded)
 
@@ -726,12 +744,33 @@ class Tracker:
                 continue
             was_top = stack[-1] is activation
             stack.remove(activation)
+            self._leave_phases(activation)
             if was_top and activation.recorded is not None:
                 self.sink.pause(activation.recorded)
             if not stack:
                 del self._stacks[activation.thread]
             elif was_top and stack[-1].recorded is not None:
                 self.sink.start(stack[-1].recorded)
+
+    def _enter_phases(self, activation: _Activation) -> None:
+        """The steps of a training loop have phases; a run of an evaluation loop within one of them is one."""
+        if self.clocks is None or activation.thread != get_ident():
+            return
+        around = self.clocks.get(activation.thread)
+        if activation.watched.role is Role.TRAIN:
+            if activation.clock is None:
+                activation.clock = Clock()
+            self.clocks[activation.thread] = activation.clock
+        elif around is not None and around.running:
+            around.enter(EVALUATION, perf_counter_ns())
+            activation.evaluates = around
+
+    def _leave_phases(self, activation: _Activation) -> None:
+        if activation.evaluates is not None:
+            activation.evaluates.leave(perf_counter_ns())
+            activation.evaluates = None
+        elif self.clocks is not None and self.clocks.get(activation.thread) is activation.clock is not None:
+            del self.clocks[activation.thread]
 
     # Decisions
 

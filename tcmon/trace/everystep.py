@@ -11,7 +11,7 @@ from typing import Final
 
 from tcmon.trace.journal import StepTimes
 from tcmon.trace.reader import Process
-from tcmon.trace.records import PHASES, Step, Steps
+from tcmon.trace.records import Step, Steps
 
 # Rows that were written together hold the steps of one loop each, and have to be brought in order. No more than
 # a journal holds is written at a time.
@@ -23,15 +23,11 @@ OUTSIDE: Final = "other"
 
 @dataclass(frozen=True, slots=True)
 class TimedStep:
-    """When a step was and in what stage, and its record if it was recorded in detail.
-
-    `phases` holds the time of each of `records.PHASES`; it is empty where that is not known.
-    """
+    """When a step was and in what stage, and its record if it was recorded in detail."""
 
     times: StepTimes
     stage: str
     recorded: Step | None
-    phases: tuple[int, ...] = ()
 
 
 def every_step(process: Process, advance: Callable[[int], object] | None = None) -> Iterator[TimedStep]:
@@ -44,12 +40,12 @@ def every_step(process: Process, advance: Callable[[int], object] | None = None)
     unwritten = {(each.role, each.n): each for each in process.unwritten_steps()}
     recorded: dict[tuple[str, int], Step] = {}
     written: dict[str, int] = {}
-    batch: list[tuple[StepTimes, str, tuple[int, ...]]] = []
+    batch: list[tuple[StepTimes, str]] = []
 
     def drained() -> Iterator[TimedStep]:
         batch.sort(key=_end)
-        for times, stage, phases in batch:
-            yield TimedStep(times, stage, recorded.pop((times.role, times.n), None), phases)
+        for times, stage in batch:
+            yield TimedStep(times, stage, recorded.pop((times.role, times.n), None))
         batch.clear()
 
     reading = process.read(calls=False)
@@ -61,12 +57,11 @@ def every_step(process: Process, advance: Callable[[int], object] | None = None)
         if isinstance(record, Steps):
             if len(batch) >= _BATCH:
                 yield from drained()
-            columns = [record.phases.get(phase) for phase in PHASES] if record.phases else ()
             for offset, (begin, wait, end) in enumerate(zip(record.begin, record.wait, record.end, strict=True)):
-                times = StepTimes(record.role, record.loop, record.first + offset, begin, wait, end)
+                phases = record.phases_of(offset)
+                times = StepTimes(record.role, record.loop, record.first + offset, begin, wait, end, phases=phases)
                 unwritten.pop((times.role, times.n), None)
-                phases = tuple(column[offset] if column else 0 for column in columns)
-                batch.append((times, record.stage, phases))
+                batch.append((times, record.stage))
             written[record.role] = max(written.get(record.role, 0), record.first + len(record.begin) - 1)
             continue
         yield from drained()
@@ -80,11 +75,11 @@ def every_step(process: Process, advance: Callable[[int], object] | None = None)
                 unwritten.setdefault(key, times)
     for key, times in unwritten.items():
         step = recorded.get(key)
-        batch.append((times, (times.stage or times.role) if step is None else step.stage, ()))
+        batch.append((times, (times.stage or times.role) if step is None else step.stage))
     yield from drained()
     if advance is not None:
         advance(reading.size - told)
 
 
-def _end(each: tuple[StepTimes, str, tuple[int, ...]]) -> int:
+def _end(each: tuple[StepTimes, str]) -> int:
     return each[0].begin + each[0].end

@@ -18,17 +18,19 @@ import mmap
 import os
 import struct
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from operator import gt
 from pathlib import Path
 from typing import NamedTuple
 
 from tcmon.control import STAGES
 
-_ROW = struct.Struct("6q")  # in the machine's byte order, so that a column is a slice of the memory
-_COLUMNS = ("loop", "code", "begin", "wait", "end", "n")
-_ROWS = 2048
-_SPARE_ROWS = 256
+_ROW = struct.Struct("14q")  # in the machine's byte order, so that a column is a slice of the memory
+_OLD_ROW = struct.Struct("6q")
+_OLD_SIZES = frozenset(_OLD_ROW.size * rows for rows in (2304, 2305))
+"""Journals of tcmon before it knew of phases."""
+_ROWS = 1024
+_SPARE_ROWS = 128
 _REQUEST_AT = _ROW.size * (_ROWS + _SPARE_ROWS)
 _REQUEST = struct.Struct("q")
 """How many steps are asked for; a byte that says that something is asked for stands before it, padded to a cell."""
@@ -53,23 +55,54 @@ class StepTimes(NamedTuple):
     end: int
     stage: str = ""
     """Empty where it is not known."""
+    phases: tuple[int, ...] = ()
+    """The time in each of `PHASES`; empty where it is not known."""
 
 
 class Columns(NamedTuple):
-    """Rows of a journal, column by column; role and stage as one number."""
+    """Rows of a journal, column by column; role and stage as one number. `none` is the time in no phase."""
 
     loop: list[int]
     code: list[int]
     begin: list[int]
     wait: list[int]
     end: list[int]
+    data: list[int]
+    forward: list[int]
+    backward: list[int]
+    optimizer: list[int]
+    evaluation: list[int]
+    checkpoint: list[int]
+    collective: list[int]
+    none: list[int]
     n: list[int]
+
+    @property
+    def phases(self) -> tuple[list[int], ...]:
+        """The columns of `PHASES`, in their order."""
+        return self[_FIRST_PHASE:_NO_PHASE]
+
+
+_FIRST_PHASE = Columns._fields.index("data")
+_NO_PHASE = Columns._fields.index("none")
+PHASES = Columns._fields[_FIRST_PHASE:_NO_PHASE]
+"""The parts of a step's time that are told apart, in the order in which a training step goes through them."""
+
+
+def no_rows() -> Columns:
+    """Columns without a row."""
+    return Columns(*([] for _ in Columns._fields))
+
+
+type StoreStep = Callable[[int, int, int, int, int, int, Sequence[int]], None]
+"""Takes a step's loop, role and stage as one number, number, begin, body, end and phases."""
 
 
 class StepJournal:
     """Appends the times of steps; `full` is called when there is room for no more, and must call `take`.
 
-    `add(loop, code, n, begin, body, end)` stores one step, `begin`, `body` and `end` as `perf_counter_ns`. `asked` is
+    `add(loop, code, n, begin, body, end, phases)` stores one step, `begin`, `body` and `end` as `perf_counter_ns`, the
+    times in the phases and in none of them as durations. `asked` is
     called with the number of steps that another process wants to be recorded (`request_steps`).
     """
 
@@ -92,7 +125,8 @@ class StepJournal:
                 self._lock.release()
             except RuntimeError:
                 pass  # a signal's handler raised before it was acquired
-        columns = Columns(*(cells[column :: len(_COLUMNS)] for column in range(len(_COLUMNS))))
+        width = len(Columns._fields)
+        columns = Columns(*(cells[column::width] for column in range(width)))
         return _sound(columns) if columns.n else columns
 
     def drop_taken(self) -> None:
@@ -131,6 +165,12 @@ def _sound(columns: Columns) -> Columns:
         # A clock that was set back, by a library for tests.
         columns = Columns(*([max(0, value) for value in column] for column in columns))
         columns.end[:] = map(max, columns.wait, columns.end)
+    # A signal's handler may have raised as a phase was just ended, and it was ended again.
+    told = zip(columns.wait, *columns.phases, strict=True)
+    for row, (time, end) in enumerate(zip(map(sum, told), columns.end, strict=True)):
+        if time > end:
+            for column in columns.phases:
+                column[row] = 0
     last = {key: i for i, key in enumerate(zip(columns.loop, columns.n, strict=True))}
     if len(last) < len(columns.n):
         # A signal's handler raised when the step was just stored, and it was stored again as the loop was left.
@@ -144,19 +184,19 @@ def _adder(
     origin: int,
     full: Callable[[], None],
     requested: Callable[[], None],
-) -> tuple[Callable[[int, int, int, int, int, int], None], Callable[[], int], Callable[[int], None]]:
+) -> tuple[StoreStep, Callable[[], int], Callable[[int], None]]:
     """`add` as a closure, since it is called for every step: attributes would cost more than what it does."""
     pack = _ROW.pack_into
     row = _ROW.size
     size = _ROW.size * _ROWS
     used = 0
 
-    def add(loop: int, code: int, n: int, begin: int, body: int, end: int) -> None:
+    def add(loop: int, code: int, n: int, begin: int, body: int, end: int, phases: Sequence[int]) -> None:
         nonlocal used
         try:
             lock.acquire()
             # The step number is written last.
-            pack(buffer, used, loop, code, begin - origin, body - begin, end - begin, n)
+            pack(buffer, used, loop, code, begin - origin, body - begin, end - begin, *phases, n)
             used += row
         finally:
             try:
@@ -212,17 +252,20 @@ def read_journal(path: Path) -> list[StepTimes]:
 
 
 def _rows(data: bytes | bytearray) -> list[StepTimes]:
-    whole = len(data) - len(data) % _ROW.size
+    row = _OLD_ROW if len(data) in _OLD_SIZES else _ROW
+    whole = len(data) - len(data) % row.size
     return [
-        _times(code, loop, n, max(0, begin), max(0, wait), max(0, wait, end))
-        for loop, code, begin, wait, end, n in _ROW.iter_unpack(data[:whole])
+        _times(code, loop, n, max(0, begin), max(0, wait), max(0, wait, end), phases[: len(PHASES)])
+        for loop, code, begin, wait, end, *phases, n in row.iter_unpack(data[:whole])
         if n > 0 and 0 <= code < len(ROLES) * len(STAGES) and loop > 0
     ]
 
 
-def _times(code: int, loop: int, n: int, begin: int, wait: int, end: int) -> StepTimes:
+def _times(code: int, loop: int, n: int, begin: int, wait: int, end: int, phases: Sequence[int]) -> StepTimes:
     role, stage = role_and_stage(code)
-    return StepTimes(role, loop, n, begin, wait, end, stage)
+    if phases and (min(phases) < 0 or wait + sum(phases) > end):
+        phases = ()
+    return StepTimes(role, loop, n, begin, wait, end, stage, tuple(phases))
 
 
 def _mapped(path: Path, size: int) -> mmap.mmap | bytearray:

@@ -17,11 +17,11 @@ from tcmon.trace import details, fields
 from tcmon.trace.details import ROLES as ROLES
 from tcmon.trace.details import Detail
 from tcmon.trace.fields import Damaged, Object, Setting
+from tcmon.trace.journal import PHASES
 
 FORMAT: Final = 1
 """The format of run directories that this version reads."""
 
-PHASES: Final = ("data", "forward", "backward", "optimizer", "evaluation", "checkpoint", "collective")
 """Parts of a step's time beyond its `wait`; "data" is waiting for a data loader within the step's body."""
 
 _FOUND: Final = ("static", "dynamic", "manual")
@@ -102,6 +102,12 @@ class Steps:
     wait: Sequence[int]
     end: Sequence[int]
     phases: Mapping[str, Sequence[int]] = field(default_factory=dict)
+
+    def phases_of(self, index: int) -> tuple[int, ...]:
+        """The time of one of the steps in each of `PHASES`; empty where nothing is known of them."""
+        if not self.phases:
+            return ()
+        return tuple(self.phases[name][index] if name in self.phases else 0 for name in PHASES)
 
 
 @dataclass(frozen=True, slots=True)
@@ -347,7 +353,8 @@ def _steps(obj: Object) -> Steps:
     if any(map(gt, wait, end)):
         raise Damaged("a step waited longer than it took")
     times = fields.nested(obj, "phases") if "phases" in obj else {}
-    phases = {name: fields.numbers(times, name, low=0) for name in PHASES if name in times}
+    unit = fields.number(obj, "phases_unit", low=1, limit=1_000_000_000) if "phases_unit" in obj else 1
+    phases = {name: [unit * each for each in fields.numbers(times, name, low=0)] for name in PHASES if name in times}
     if any(len(column) != len(end) for column in phases.values()):
         raise Damaged("the columns of steps differ in length")
     if any(wait[i] + sum(column[i] for column in phases.values()) > end[i] for i in range(len(end) if phases else 0)):

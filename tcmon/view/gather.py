@@ -16,8 +16,9 @@ from typing import Final
 
 from tcmon.trace.details import Lines, Loss, Optimizer, Parameter, State, StepDetail
 from tcmon.trace.everystep import every_step
+from tcmon.trace.journal import PHASES
 from tcmon.trace.reader import PendingRows, Process
-from tcmon.trace.records import PHASES, Calls, Function, Step
+from tcmon.trace.records import Calls, Function, Step
 from tcmon.view.course import Course
 from tcmon.view.flame import Flame, Paths, PathTime, add_times, largest
 from tcmon.view.parameters import Norms
@@ -79,7 +80,7 @@ class TimesByRole:
             of_role = self.roles.get(times.role)
             if of_role is None:
                 continue
-            phases = each.phases or (0,) * len(PHASES)
+            phases = each.times.phases or (0,) * len(PHASES)
             evaluated = phases[_EVALUATION]
             if times.role == "eval":
                 inner.add(times.begin, times.end)
