@@ -4,6 +4,7 @@ import importlib.util
 import random
 import re
 import sys
+import tracemalloc
 from collections import Counter
 from pathlib import Path
 
@@ -18,8 +19,11 @@ from trace_builder import Node
 from view_runs import EVALUATED, MS, RECORDED, STEP, Page, data_of, page_of, write_view_run
 
 from tcmon.trace.calltree import call_trees
+from tcmon.trace.reader import open_run
+from tcmon.view import gather
 from tcmon.view.course import Course
 from tcmon.view.flame import Paths, PathTime, largest
+from tcmon.view.page import page
 from tcmon.view.parameters import Grid
 
 HOSTILE = "</script><img src=x onerror=alert(1)><!--&quot;\"'\x1b[31m{}"
@@ -195,6 +199,38 @@ def test_a_long_run_fits_into_six_megabytes_and_its_sums_are_of_all_steps(tmp_pa
     assert data["all"]["train"]["took"] == pytest.approx(sum(took[every - 1 :: every]) / 1000)
     roots = [at for at, path in enumerate(data["all"]["train"]["flame"][0]) if data["paths"][0][path] == -1]
     assert sum(data["all"]["train"]["flame"][3][at] for at in roots) == called["calls"] // 2
+
+
+def test_memory_does_not_grow_with_the_recorded_steps(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(gather, "DRAWN", 60)
+    monkeypatch.setattr(gather, "_SLOWEST", 20)
+
+    def peak(count: int) -> tuple[int, int]:
+        directory = tmp_path / str(count)
+        directory.mkdir()
+        tb.write_run(directory, [])
+        with (directory / f"trace-{tb.PID}.jsonl").open("wb") as trace:
+            trace.write(tb.encode([tb.header(), tb.loop(1), *(tb.function(id, f"f{id}") for id in range(1, 60))]))
+            for n in range(1, count + 1):
+                begin = MS * (n - 1)
+                events = [(1 + (at + n) % 50 if at % 2 == 0 else 0, 100 + n % 7) for at in range(1000)]
+                trace.write(tb.encode([tb.calls(n, begin, events), tb.step(n, begin, MS)]))
+            trace.write(tb.encode([tb.steps([MS] * 2500)]))  # more than a chart has points
+            size = trace.tell()
+        tracemalloc.start()
+        try:
+            text = page(open_run(directory), "").decode()
+            most = tracemalloc.get_traced_memory()[1]
+        finally:
+            tracemalloc.stop()
+        data = data_of(text)
+        assert data["all"]["train"]["steps"] == count
+        assert len(data["steps"]["train"]["n"]) <= 60
+        return most, size
+
+    peak(5)  # what is loaded and cached once
+    (short, small), (long, large) = peak(80), peak(320)
+    assert long - short < 0.1 * (large - small)
 
 
 @given(st.lists(st.floats(-1e6, 1e6) | st.sampled_from([float("nan"), float("inf")])), st.integers(2, 9))

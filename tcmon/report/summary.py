@@ -225,15 +225,17 @@ class Summary:
         return any(each.loop.role == "train" for each in self.main.loops)
 
 
-def summarise(run: Run, *, top: int = 10, loop: LoopChoice | None = None) -> Summary:
+def summarise(
+    run: Run, *, top: int = 10, loop: LoopChoice | None = None, advance: Callable[[int], object] = lambda _: None
+) -> Summary:
     """Sum `run` up, keeping the `top` functions with the most self time, and as many with the most total time.
 
-    With `loop`, only its steps count. Reads every trace once. Raises TcmonError when one can't be read, or has no such
-    loop.
+    With `loop`, only its steps count. Reads every trace once, and tells `advance` of the bytes read. Raises TcmonError
+    when one can't be read, or has no such loop.
     """
     if loop is not None:
         loop.require_in(run)
-    processes = [_summarise(process, run.meta, top, loop) for process in run.processes]
+    processes = [_summarise(process, run.meta, top, loop, advance) for process in run.processes]
     if not processes:
         processes.append(_Gathering(run.meta.loops, []).summary(run.meta.pid, None, None, top))
     state = state_of(run.meta, processes[0].end)
@@ -265,7 +267,9 @@ def _missing(meta: RunMeta, processes: Sequence[ProcessSummary]) -> Iterator[str
             yield f"{each.label} (pid {each.pid}) has not written its end: it was killed, or still runs"
 
 
-def _summarise(process: Process, meta: RunMeta, top: int, choice: LoopChoice | None) -> ProcessSummary:
+def _summarise(
+    process: Process, meta: RunMeta, top: int, choice: LoopChoice | None, advance: Callable[[int], object]
+) -> ProcessSummary:
     leads = process.pid == meta.pid and process.rank in (None, meta.rank)
     loops, journal = [*(meta.loops if leads else ())], process.unwritten_steps()
     left_out: set[int] = set()
@@ -274,8 +278,10 @@ def _summarise(process: Process, meta: RunMeta, top: int, choice: LoopChoice | N
         loops = [each for each in loops if each.id not in left_out]
         journal = [each for each in journal if each.loop not in left_out]
     gathering = _Gathering(loops, journal)
-    reading = process.read(details=("lines", "loss", "state"))
+    reading, told = process.read(details=("lines", "loss", "state")), 0
     for record in reading:
+        advance(reading.size - told)
+        told = reading.size
         if isinstance(record, _OF_A_LOOP) and record.loop in left_out:
             continue
         if not isinstance(record, Loop) or record.id not in left_out:

@@ -63,51 +63,48 @@ class Paths:
         return found
 
     def _replay(self, found: dict[int, PathTime], step: Step, rows: Sequence[Calls], *, own_thread: bool) -> None:
-        node = root = self.root(step.role, own_thread=own_thread)
-        at = found.setdefault(root, PathTime())
+        node = self.root(step.role, own_thread=own_thread)
         below = self._below
-        # Of each open call the node that it was made from, and when it began; None for a call without its own path.
-        stack: list[tuple[int, int | None]] = []
-        since: int | None = None
+        # Of each open call the path that it was made from, and when it began; -1 for a call without a path of its own.
+        stack: list[tuple[int, int, PathTime]] = []
+        push, pop = stack.append, stack.pop
+        at = found.setdefault(node, PathTime())
+        since = -1
         now = rows[0].begin
-
-        def end() -> None:
-            nonlocal node, since, at
-            if since is not None:
-                at.total += now - since
-            node, since = stack.pop()
-            at = found[node]
-
         for row in rows:
             if row.begin > now:
-                while stack and not own_thread:
-                    end()
+                if not own_thread:
+                    node, since, at = _end_all(node, since, at, stack, now)
                 now = row.begin
+            own = 0  # of the innermost open call, since it was last looked at
             for what, passed in zip(row.what, row.at, strict=True):
                 now += passed
-                at.own += passed
+                own += passed
                 if what > 0:
-                    stack.append((node, since))
-                    child = below.get((node, what))
-                    if child is None:
-                        child = self._add(node, what)
+                    child = below.get((node, what)) or self._add(node, what)
+                    push((node, since, at))
                     if child == node:
                         self.folded += 1
-                        since = None
+                        since = -1
                         continue
-                    since, node = now, child
+                    at.own += own
+                    own = 0
+                    node, since = child, now
                     try:
-                        at = found[node]
+                        at = found[child]
                     except KeyError:
-                        at = found[node] = PathTime()
+                        at = found[child] = PathTime()
                     at.calls += 1
                 elif stack:
-                    end()
+                    at.own += own
+                    own = 0
+                    if since >= 0:
+                        at.total += now - since
+                    node, since, at = pop()
+            at.own += own
         last = now if step.calls_dropped else max(now, step.begin + step.end)
         at.own += last - now
-        now = last
-        while stack:
-            end()
+        _end_all(node, since, at, stack, last)
 
     def _add(self, node: int, function: int) -> int:
         if self._depth[node] >= self._most_deep or len(self.parent) >= self._most:
@@ -120,6 +117,16 @@ class Paths:
         self.function.append(function)
         self._depth.append(depth)
         return len(self.parent) - 1
+
+
+def _end_all(
+    node: int, since: int, at: PathTime, stack: list[tuple[int, int, PathTime]], now: int
+) -> tuple[int, int, PathTime]:
+    while stack:
+        if since >= 0:
+            at.total += now - since
+        node, since, at = stack.pop()
+    return node, since, at
 
 
 @dataclass(slots=True)

@@ -47,7 +47,7 @@ type Advance = Callable[[int], object]
 def charts_library() -> str:
     """The source of plotly.js. Raises TcmonError when the package that brings it is missing."""
     try:
-        from plotly.offline import get_plotlyjs  # type: ignore[import-untyped,unused-ignore]
+        from plotly.offline import get_plotlyjs  # type: ignore[import-untyped,import-not-found,unused-ignore]
     except ImportError:
         raise TcmonError("the view needs plotly: pip install 'tcmon[view]'") from None
     return str(get_plotlyjs())
@@ -64,14 +64,13 @@ def is_view(path: Path) -> bool:
 
 def total_bytes(run: Run) -> int:
     """About what `page` tells its `advance` of in the end."""
-    return sum(2 * each.trace.stat().st_size for each in run.processes[:1]) + sum(
-        each.trace.stat().st_size for each in _drawn_ranks(run)
-    )
+    read = [*run.processes, *run.processes[:1], *run.processes[:1], *_drawn_ranks(run)]
+    return sum(each.trace.stat().st_size for each in read)
 
 
 def page(run: Run, library: str, advance: Advance = lambda _: None) -> bytes:
     """The page of `run`, drawn with `library`. Raises TcmonError when a trace can't be read."""
-    summary = summarise(run, top=FUNCTIONS)
+    summary = summarise(run, top=FUNCTIONS, advance=advance)
     checked = check(run)
     cwd = PurePath(run.meta.cwd or ".")
     process = run.processes[0] if run.processes else None
