@@ -10,6 +10,7 @@ from tcmon.cli.demo import demo
 from tcmon.cli.diff import diff
 from tcmon.cli.export import export
 from tcmon.cli.loops import loops
+from tcmon.cli.query import query
 from tcmon.cli.record import record
 from tcmon.cli.report import report
 from tcmon.cli.run import run
@@ -42,7 +43,7 @@ def command_line() -> None:
     """Watch a PyTorch training run at almost no cost, without a change to the program."""
 
 
-for command in (run, record, loops, report, view, check, diff, export, demo):
+for command in (run, record, loops, report, view, check, diff, export, query, demo):
     command_line.add_command(command)
 
 

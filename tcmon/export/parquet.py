@@ -246,12 +246,17 @@ def export(
                     files = {name: stack.enter_context(_Table(folder, name, process.rank, number)) for name in wanted}
                     _ProcessExport(run, process, number, window, files, exported, advance).write()
         if not any(windows):  # readers find the columns nevertheless
-            for name in wanted:
-                with _Table(folder, name, None, 0):
-                    pass
+            empty_tables(folder, wanted)
     except OSError as error:
         raise TcmonError(f"can't write the tables: {reason_of(error)}") from None
     return exported
+
+
+def empty_tables(folder: Path, tables: Iterable[str] = TABLES) -> None:
+    """Write tables without rows into `folder`."""
+    for name in tables:
+        with _Table(folder, name, None, 0):
+            pass
 
 
 class _Table:
@@ -332,6 +337,10 @@ class _ProcessExport:
 
     def write(self) -> None:
         tables = self._tables
+        if "steps" in tables:
+            self._write_steps(tables["steps"])
+        if len(tables) == ("steps" in tables):
+            return
         index = TraceIndex(self._process.trace, self._advance)
         if "runs" in tables:
             self._write_run(tables["runs"], index)
@@ -340,8 +349,6 @@ class _ProcessExport:
         if "functions" in tables:
             for each in index.functions.values():
                 tables["functions"].add(self._number, each.id, each.module, each.qualname, each.file, each.line)
-        if "steps" in tables:
-            self._write_steps(tables["steps"])
         if not _OF_RECORDED.isdisjoint(tables):
             self._write_recorded(index)
         self._exported.damaged_calls += index.damaged_calls
@@ -391,7 +398,7 @@ class _ProcessExport:
         try:
             with self._process.trace.open("rb") as file:
                 for place in index.in_time(self._window.begin, self._window.end):
-                    recorded = index.load(file, place)
+                    recorded = index.load(file, place, calls="calls" in tables)
                     self._advance(index.size(place))
                     if "calls" in tables:
                         for row in _calls(recorded):

@@ -97,8 +97,8 @@ class TraceIndex:
         """How many bytes of the trace `load` reads for a step."""
         return self._places.record[place] - self._places.rows[place]
 
-    def load(self, file: BinaryIO, place: int) -> RecordedStep:
-        """The step at `place` with all that was kept of it, out of the trace opened as `file`."""
+    def load(self, file: BinaryIO, place: int, *, calls: bool = True) -> RecordedStep:
+        """The step at `place` with all that was kept of it, out of the trace opened as `file`; calls if asked for."""
         places = self._places
         wanted = ROLES[places.role[place]], places.n[place]
         at = places.rows[place]
@@ -106,6 +106,8 @@ class TraceIndex:
         file.seek(at)
         while at < places.record[place] and (line := file.readline(LINE_LIMIT)):
             at += len(line)
+            if not calls and line.startswith(CALLS):
+                continue
             record = _record(line)
             if isinstance(record, OF_A_STEP):
                 if (record.role, record.n) == wanted and record.loop not in self._retracted:
