@@ -122,6 +122,18 @@ def test_a_click_on_a_recorded_step_shows_its_calls_and_lines(browser: Any, page
     opened(browser, page)
     assert "All 4 recorded training steps together" in text_of(browser, "chosen")
     x, y = point(browser, "times-train", "recorded", RECORDED.index(42))
+    browser.execute_cdp_cmd("Input.dispatchMouseEvent", {"type": "mouseMoved", "x": x, "y": y})
+    hover = (
+        "return [...document.querySelectorAll('#times-train .hoverlayer .hovertext')].map((e) => e.textContent).join()"
+    )
+    told = until(lambda: browser.execute_script(hover), "the step under the mouse is described")
+    for expected in (
+        "step 42: 5.00 ms",
+        "data wait 1.00 ms",
+        f"stage {HOSTILE}training",
+        f"because of {HOSTILE}interval",
+    ):
+        assert expected in told
     for kind in ("mouseMoved", "mousePressed", "mouseReleased"):
         event = {"type": kind, "x": x, "y": y, "button": "left", "clickCount": 1}
         if kind == "mouseMoved":

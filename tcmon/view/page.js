@@ -698,7 +698,7 @@
     const [unit, size] = unitOf(Math.max(1, ...phases.flatMap((each) => each.took)));
     const traces = phases.map((phase, i) => ({
       type: "bar", orientation: "h", y: phase.rank, x: phase.took.map((each) => each / size), name: phase.name,
-      marker: { color: color(COLORS[i % COLORS.length]) }, hoverinfo: "text", textposition: "none",
+      marker: { color: color(phase.name === "other" ? "c7" : COLORS[i % COLORS.length]) }, hoverinfo: "text", textposition: "none",
       text: phase.rank.map((rank, k) => `${rank}, ${phase.name}: ${duration(phase.took[k])}`),
     }));
     const rows = phases.length ? phases[0].rank.length : 0;

@@ -342,7 +342,7 @@ class _Body:
         frontier = summary.frontier
         if frontier is not None:
             yield from map(_sentence, sentences.held_up(frontier))
-            yield _chart("phases", "A step's phases on each rank, in the middle", "Phases")
+            yield _chart("phases", "Phases of a step on each rank (p50)", "Phases")
         if self._ranks > 1:
             yield _chart("rank-times", "Training steps of each rank", "RankTimes")
 
