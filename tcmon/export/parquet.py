@@ -21,8 +21,8 @@ from tcmon.export.training import Names, names_of
 from tcmon.trace.details import Buffers, DeviceTime, Lines, Loss, Ops, State
 from tcmon.trace.everystep import OUTSIDE, TimedStep, every_step
 from tcmon.trace.index import TraceIndex
+from tcmon.trace.journal import PHASES
 from tcmon.trace.reader import Process, RecordedStep, Run, reason_of
-from tcmon.trace.records import PHASES
 
 _ROWS: Final = 1 << 16  # of a batch, which becomes a row group
 _FILE: Final = re.compile(r"rank=\d{1,9}/\d{1,9}\.parquet")
@@ -421,7 +421,7 @@ def _step_row(each: TimedStep) -> tuple[object, ...]:
         times.begin,
         times.wait,
         times.end,
-        *(each.phases or (None,) * len(PHASES)),
+        *(times.phases or (None,) * len(PHASES)),
         recorded.reason if recorded else None,
         recorded.calls_stored if recorded else None,
         recorded.calls_dropped if recorded else None,
