@@ -2,7 +2,8 @@
 
 The workload runs as it is, in this process. Blocks of its steps with a session under `Budget` alternate with blocks
 without tcmon, counted by a hook of torch behind each optimizer step. Of each block the first tenth is not timed: there
-a session finds the loops. Printed is the median ratio of each block with a session to the blocks beside it, less one,
+a session finds the loops. The clock is the process' own (one thread computes): what else runs on the machine doesn't
+count. Printed is the median ratio of each block with a session to the blocks beside it, less one,
 against the target and what the sessions say of themselves.
 """
 
@@ -33,7 +34,7 @@ class Blocks:
         self._folder = folder
         self._count = 0
         self._run: tcmon.Attached | None = None
-        self._begin = time.perf_counter_ns()
+        self._begin = time.process_time_ns()
         self.times: list[int] = []
         self.said: list[float] = []
         self.recorded: list[int] = []
@@ -42,12 +43,12 @@ class Blocks:
         """A step of the optimizer is over."""
         self._count += 1
         if self._count >= 0 and self._count % self._steps == self._steps // 10:
-            self._begin = time.perf_counter_ns()
+            self._begin = time.process_time_ns()
         elif self._count > 0 and self._count % self._steps == 0:
             self._turn()
 
     def _turn(self) -> None:
-        self.times.append(time.perf_counter_ns() - self._begin)
+        self.times.append(time.process_time_ns() - self._begin)
         if self._run is not None:
             overhead = self._run.detach().data["overhead"]
             self.said.append(overhead["budget"]["achieved"] or 0.0)

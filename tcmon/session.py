@@ -124,7 +124,7 @@ class Session:
             self._failed,
         )
         self._tell_phases(tracker)
-        happenings = Happenings(self._recording, self._discovery, landmarks)
+        self._happenings = happenings = Happenings(self._recording, self._discovery, self._functions(), landmarks)
         self._listening = Listening(self._samplers, tracker.counters, happenings)
         self._on_step = None
         if options.on_step is not None:
@@ -394,6 +394,8 @@ class Session:
         }
         self._meta["loops"].append({key: value for key, value in record.items() if key != "kind"})
         self._meta["torch"] = _torch_version()
+        if proposal.role is Role.TRAIN:
+            self._happenings.training_loop_in(code)
         self._recording.write([record])
         self._update_meta()
         _log.info(

@@ -103,6 +103,24 @@ def test_parameters_that_become_nonfinite_are_noticed_in_a_recorded_step(
     assert reasons(tmp_path / "run") == {10: "interval", 11: "nonfinite", 12: "nonfinite"}
 
 
+BY_HAND = TRAINS.replace(
+    "loss.backward()",
+    "model.weight.grad, = torch.autograd.grad(loss, [model.weight]); REPORT",
+)
+
+
+@pytest.mark.filterwarnings("ignore:Converting a tensor with requires_grad=True")  # it is the program's float()
+@pytest.mark.parametrize("report", ["loss.item()", "float(loss)", "print_(loss.item())"])
+def test_a_loss_of_which_the_program_makes_a_number_is_heard_without_a_backward_pass(
+    report: str, tmp_path: Path
+) -> None:
+    names: dict[str, object] = {"__name__": "program", "print_": lambda value: None}
+    exec(compile(BY_HAND.replace("REPORT", report), "by_hand.py", "exec"), names)
+    with tcmon.attach(interval=1000, warmup=0, trigger=tcmon.samplers.NonFinite(), record=(), out=tmp_path / "run"):
+        names["train"](20, 10, times_nan)  # type: ignore[operator]
+    assert reasons(tmp_path / "run") == {11: "nonfinite"}
+
+
 LOOP = (
     STAND_INS
     + """

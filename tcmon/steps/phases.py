@@ -17,7 +17,7 @@ from time import perf_counter_ns
 from types import CodeType, FrameType
 from typing import Final
 
-from tcmon.monitoring.tool import Tool, events
+from tcmon.monitoring.tool import DISABLE, Tool, events
 
 DATA, FORWARD, BACKWARD, OPTIMIZER, EVALUATION, CHECKPOINT, COLLECTIVE, NONE = range(8)
 NOTHING: Final = (0,) * 8
@@ -113,6 +113,7 @@ class Phases:
         self._phase_of: dict[int, int] = {}
         self._steps: set[int] = set()
         """Functions that begin with what is not forward: optimizers' steps."""
+        self._watched_calls: dict[int, int] = {}
         self._lent: dict[int, int] = {}
         self._borrower: dict[int, Callable[[CodeType, FrameType], None]] = {}
         tool.on(events.PY_START, self._start_callback())
@@ -153,7 +154,25 @@ class Phases:
             self._lent[id(code)] = event_set
         else:
             self._lent.pop(id(code), None)
-        self._tool.watch(code, event_set | (_BOTH if id(code) in self._phase_of else 0))
+        own = self._watched_calls.get(id(code), 0) | (_BOTH if id(code) in self._phase_of else 0)
+        self._tool.watch(code, event_set | own)
+
+    def watch_calls_in(self, code: CodeType, called: Callable[[object, object], bool]) -> None:
+        """Call `called` with each callable that `code` calls and its first argument, at each place until it says no.
+
+        There is one such watcher for all code.
+        """
+
+        def on_call(_code: CodeType, _offset: int, function: object, argument: object) -> object:
+            try:
+                return None if called(function, argument) else DISABLE
+            except BaseException as error:
+                self._failed(error)
+                return None
+
+        self._tool.on(events.CALL, on_call)
+        self._watched_calls[id(code)] = events.CALL
+        self.watch(code, self._lent.get(id(code), 0))
 
     # Events: the hot paths
 
