@@ -121,7 +121,16 @@ class Recording:
         """Record these kinds in recorded steps, with the events of `tool` and `landmarks`."""
         self._recorders = recorders(
             record,
-            Equipment(tool, self._names, self._origin, failed, self.own_time, landmarks, ModuleTable(self._names)),
+            Equipment(
+                tool,
+                self._names,
+                self._origin,
+                failed,
+                self.own_time,
+                landmarks,
+                ModuleTable(self._names),
+                c_functions="cfunctions" in record,
+            ),
         )
         self._calls = next((each for each in self._recorders if isinstance(each, CallRecorder)), None)
 

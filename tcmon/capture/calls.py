@@ -13,15 +13,17 @@ from time import perf_counter_ns
 from types import CodeType
 from typing import Any
 
+from tcmon.capture.cfunctions import CFunctions
 from tcmon.capture.listening import Listener, arguments_of, can_be_heard, let_go
 from tcmon.capture.owners import OwnerListener
 from tcmon.capture.owntime import OwnTime
 from tcmon.capture.positions import Placed, Positions
 from tcmon.capture.recorder import Equipment, Step, identity
 from tcmon.monitoring.tool import Tool, events
-from tcmon.trace.names import NameTable
+from tcmon.trace.names import CFunction, NameTable
 
 _EVENTS = events.PY_START | events.PY_RESUME | events.PY_THROW | events.PY_RETURN | events.PY_YIELD | events.PY_UNWIND
+_C_EVENTS = events.CALL | events.C_RETURN | events.C_RAISE
 _WIDTH = 3  # entries of the log for one event: what, when, in which thread
 
 DEFAULT_LIMIT = 100_000
@@ -57,6 +59,8 @@ class CallRecorder:
         self._reports = equipment.call_reports
         listeners = [OwnerListener(equipment.modules), *(report.listener for report in equipment.call_reports)]
         self._log = CallLog(equipment.tool, equipment.failed, equipment.own, listeners)
+        if equipment.c_functions:
+            self._log.hear_c_functions(CFunctions())
         self._open: dict[int, list[Segment]] = {}
 
     @property
@@ -122,6 +126,9 @@ class CallLog:
         self._listeners = listeners
         self._hearing: dict[int, tuple[Listener, ...]] = {}
         """By the id of a code object, those who hear of its calls."""
+        self._c_functions: CFunctions | None = None
+        self._open_c: dict[int, list[CFunction]] = {}
+        """Calls of C functions that have not ended, by thread."""
         self._codes: list[CodeType] = []
         """Keeps these ids theirs."""
         self._log: list[Any] = []
@@ -133,12 +140,19 @@ class CallLog:
         self._failed = failed
         self._register()
 
+    def hear_c_functions(self, functions: CFunctions) -> None:
+        """Log the calls of these as well."""
+        self._c_functions = functions
+        self._register()
+
     def start(self) -> None:
         """Log from now on; a later `start` without a `stop` changes nothing."""
         if not self._on:
             self._on = True
             self._begin = perf_counter_ns()
-            self._tool.watch_everywhere(_EVENTS)
+            for calls in self._open_c.values():
+                calls.clear()
+            self._tool.watch_everywhere(_EVENTS if self._c_functions is None else _EVENTS | _C_EVENTS)
 
     def stop(self) -> Segment | None:
         """What was logged since `start`, or None if the recorder was off."""
@@ -207,12 +221,49 @@ class CallLog:
             except BaseException as error:
                 failed(error)
 
+        if self._c_functions is not None:
+            self._register_c_functions(self._c_functions.find)
         self._tool.on(events.PY_START, started)
         for event in (events.PY_RESUME, events.PY_THROW):
             self._tool.on(event, resumed)
         self._tool.on(events.PY_RETURN, returned)
         self._tool.on(events.PY_YIELD, yielded)
         self._tool.on(events.PY_UNWIND, unwound)
+
+    def _register_c_functions(self, find: Callable[[object], CFunction | None]) -> None:
+        extend = self._log.extend
+        now = perf_counter_ns
+        thread = get_ident
+        failed = self._failed
+        opened = self._open_c
+
+        def called(_code: CodeType, _offset: int, function: object, _first: object) -> None:
+            try:
+                found = find(function)
+                if found is not None:
+                    here = thread()
+                    extend((found, now(), here))
+                    opened.setdefault(here, []).append(found)
+            except BaseException as error:
+                failed(error)
+
+        def ended(function: object, how: type) -> None:
+            try:
+                found = find(function)
+                if found is not None:
+                    at, here = now(), thread()
+                    # A start is not told of all: none of bound methods that lead to C functions.
+                    calls = opened.get(here, ())
+                    if calls and calls[-1] is found:
+                        calls.pop()
+                        extend((how, at, here))
+            except BaseException as error:
+                failed(error)
+
+        self._tool.on(events.CALL, called)
+        self._tool.on(events.C_RETURN, lambda _code, _offset, function, _first: ended(function, Returned))
+        # What was raised isn't told.
+        self._tool.on(events.C_RAISE, lambda _code, _offset, function, _first: ended(function, Exception))
 
     def _tell_of_start(self, code: CodeType) -> None:
         """Called right after the start of a call was logged."""
@@ -263,6 +314,15 @@ class CallLog:
             self._tool.on(event, counted)
         for event in (events.PY_RETURN, events.PY_YIELD, events.PY_UNWIND):
             self._tool.on(event, None)
+        if self._c_functions is not None:
+            find = self._c_functions.find
+
+            def counted_c(_code: CodeType, _offset: int, function: object, _first: object) -> None:
+                self._dropped += find(function) is not None
+
+            self._tool.on(events.CALL, counted_c)
+            self._tool.on(events.C_RETURN, None)
+            self._tool.on(events.C_RAISE, None)
 
 
 def _owners(

@@ -22,8 +22,8 @@ RECORDERS: dict[str, Callable[[Equipment], Recorder]] = {
 
 
 def recorders(names: Iterable[str], equipment: Equipment) -> list[Recorder]:
-    """The recorders of `names`; `args` brings `calls` with it."""
+    """The recorders of `names`; `args` and `cfunctions` bring `calls` with them."""
     wanted = set(names)
-    if "args" in wanted:
+    if wanted & {"args", "cfunctions"}:
         wanted.add("calls")
     return [make(equipment) for name, make in RECORDERS.items() if name in wanted]

@@ -5,6 +5,8 @@ from __future__ import annotations
 from types import CodeType
 from typing import Any
 
+from tcmon.trace.names import CFunction
+
 _WIDTH = 3  # entries of a log for one event: what, when, in which thread
 
 
@@ -25,7 +27,8 @@ class Positions:
         threads = log[2::_WIDTH]
         kinds = list(map(type, log[0::_WIDTH]))
         for thread in set(threads):
-            starts = kinds.count(CodeType) if threads.count(thread) == len(threads) else _starts(kinds, threads, thread)
+            only = threads.count(thread) == len(threads)
+            starts = _all_starts(kinds) if only else _starts(kinds, threads, thread)
             self._before[thread] = self._before.get(thread, 0) + starts
 
 
@@ -50,10 +53,14 @@ class Placed:
         if event < since:
             since, count = 0, 0
         kinds = self._kinds[since:event]
-        count += kinds.count(CodeType) if self._single else _starts(kinds, self._threads[since:event], thread)
+        count += _all_starts(kinds) if self._single else _starts(kinds, self._threads[since:event], thread)
         self._at[thread] = event, count
         return self._before.get(thread, 0) + count
 
 
+def _all_starts(kinds: list[type]) -> int:
+    return kinds.count(CodeType) + kinds.count(CFunction)
+
+
 def _starts(kinds: list[type], threads: list[int], thread: int) -> int:
-    return sum(each == thread and kind is CodeType for kind, each in zip(kinds, threads, strict=True))
+    return sum(each == thread and kind in (CodeType, CFunction) for kind, each in zip(kinds, threads, strict=True))

@@ -86,6 +86,8 @@ class Equipment:
     landmarks: Callable[[], Landmarks | None]
     """Functions of torch to watch while a step is recorded; None where no tool id is left for them."""
     modules: ModuleTable
+    c_functions: bool = False
+    """Whether C functions of torch are among the calls."""
     call_reports: list[CallReport] = field(default_factory=list)
     """What recorders that come before that of calls want to hear of them."""
 

@@ -12,8 +12,18 @@ _UNKNOWN = sys.maxsize
 _LONGEST = 1000
 
 
+class CFunction:
+    """A function that is no Python code: its module and its name."""
+
+    __slots__ = ("module", "qualname")
+
+    def __init__(self, module: str, qualname: str) -> None:
+        self.module = module
+        self.qualname = qualname
+
+
 class NameTable:
-    """Numbers code objects from 1 and exception types so that `-number - 1` is at most -2.
+    """Numbers functions (code objects, C functions) from 1 and exception types so that `-number - 1` is at most -2.
 
     Code objects are told apart by identity and kept alive, so that an id stays that of one function.
     """
@@ -62,6 +72,11 @@ class NameTable:
                     "line": max(0, thing.co_firstlineno),
                 }
             )
+        elif type(thing) is CFunction:
+            self._functions += 1
+            self._numbers[id(thing)] = self._functions
+            where = {"module": _short(thing.module), "qualname": _short(thing.qualname), "file": "", "line": 0}
+            self._new.append({"kind": "function", "id": self._functions, **where})
         else:
             self._exceptions += 1
             self._numbers[id(thing)] = -self._exceptions - 1
