@@ -5,13 +5,11 @@ their step together is one step's worth. A trace that was cut at any byte, or da
 gives the records that are whole, and counts what isn't.
 """
 
-import mmap
-import os
 import re
 from collections.abc import Container, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Final
+from typing import BinaryIO, Final
 
 from tcmon.errors import TcmonError
 from tcmon.trace import details, fields, records
@@ -53,6 +51,8 @@ _TRACE: Final = re.compile(r"trace-(?:rank(\d{1,9})\.(\d{1,9})-)?(\d{1,19})(?:\.
 
 # The writer's lines are far shorter; what is longer is damage, and must not be held in memory.
 LINE_LIMIT: Final = 64 << 20
+
+_BLOCK: Final = 1 << 20
 
 _LOOP: Final = b'{"kind":"loop"'
 CALLS: Final = b'{"kind":"calls"'
@@ -283,20 +283,30 @@ def retracted_loops(trace: Path) -> frozenset[int]:
     """
     last: dict[int, str] = {}
     with trace.open("rb") as file:
-        if not os.fstat(file.fileno()).st_size:
-            return frozenset()
-        with mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as data:
-            begin = data.find(_LOOP)
-            while begin >= 0:
-                end = data.find(b"\n", begin)
-                try:
-                    record = records.read_record(data[begin : end if end >= 0 else len(data)])
-                except Damaged:
-                    record = None
-                if isinstance(record, Loop):
-                    last[record.id] = record.role
-                begin = data.find(_LOOP, begin + 1)
+        for line in _lines_with(_LOOP, file):
+            try:
+                record = records.read_record(line)
+            except Damaged:
+                continue
+            if isinstance(record, Loop):
+                last[record.id] = record.role
     return frozenset(loop for loop, role in last.items() if role == "other")
+
+
+def _lines_with(text: bytes, file: BinaryIO) -> Iterator[bytes]:
+    """What follows `text` wherever it occurs, and it itself, up to the end of the line; fast where it is rare."""
+    at, kept = 0, b""
+    while block := file.read(_BLOCK):
+        data = kept + block
+        begin = data.find(text)
+        while begin >= 0:
+            file.seek(at + begin)
+            yield file.readline(LINE_LIMIT).removesuffix(b"\n")
+            begin = data.find(text, begin + 1)
+        at += len(data)
+        kept = data[1 - len(text) :]
+        at -= len(kept)
+        file.seek(at + len(kept))
 
 
 class PendingRows[Row: Calls | StepDetail]:
