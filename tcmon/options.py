@@ -23,9 +23,10 @@ class Options:
     apart, under the same rule with `eval_interval` and `eval_warmup` (None: as for training). A `sampler` or
     `eval_sampler` decides in the place of the rule; where `sampler` holds a budget, evaluation steps spend of it too.
     `trigger`, a sampler or a list of them, has training steps recorded beside those that are chosen so. `record` names
-    what is kept of these steps. With `flight`, recorded steps are held in memory, that many at most, and written only
-    when a trigger asks for steps, after an uncaught exception, an interrupt, SIGTERM or a hang: no step for
-    `hang_after` seconds (None: not watched for), of which a note is made in any case. From `max_bytes` on, the trace of
+    what is kept of these steps, and `lines` functions (as "Model.forward") whose lines are kept too. With `flight`,
+    recorded steps are held in memory, that many at most, and written only when a trigger asks for steps, after an
+    uncaught exception, an interrupt, SIGTERM or a hang: no step for `hang_after` seconds (None: not watched for),
+    of which a note is made in any case. From `max_bytes` on, the trace of
     a process takes no more details, only the times of steps. `out` is the run directory, None for a new one under
     `tcmon-runs`. `train_loop` and `eval_loop` name a loop as "FILE:LINE" (the line of its `for` or `while`) in the
     place of those that would be found. `on_step` is called with a `StepNumbers` after each step, in the loop's thread;
@@ -40,6 +41,7 @@ class Options:
     eval_sampler: Sampler | None = None
     trigger: Sampler | Sequence[Sampler] = ()
     record: tuple[str, ...] = DEFAULT
+    lines: tuple[str, ...] = ()
     flight: int | None = None
     hang_after: float | None = None
     max_bytes: int = 2 << 30
@@ -83,6 +85,11 @@ class Options:
         for recorder in self.record:
             if recorder not in RECORDABLE:
                 raise ValueError(f"record can't hold {recorder!r}: available are {', '.join(RECORDABLE)}")
+        names: object = self.lines
+        if not isinstance(names, tuple | list) or not all(isinstance(name, str) and name for name in names):
+            raise TypeError(f"lines must be a list of names of functions, not {names!r}")
+        if self.lines and "lines" not in self.record:
+            raise ValueError("lines of functions are recorded only where record holds 'lines'")
         if self.out is not None and not isinstance(self.out, Path):
             raise TypeError(f"out must be a path, not {self.out!r}")
         if self.on_step is not None and not callable(self.on_step):

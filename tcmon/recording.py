@@ -11,12 +11,14 @@ import threading
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from time import perf_counter_ns
+from types import CodeType
 from typing import Any
 
 from tcmon.analysis.roles import Role
 from tcmon.capture.calls import CallRecorder, Returned, Yielded
 from tcmon.capture.kinds import recorders
 from tcmon.capture.landmarks import Landmarks
+from tcmon.capture.lines import LineRecorder
 from tcmon.capture.owners import ModuleTable
 from tcmon.capture.owntime import OwnTime
 from tcmon.capture.recorder import Equipment, Recorder
@@ -133,6 +135,12 @@ class Recording:
             ),
         )
         self._calls = next((each for each in self._recorders if isinstance(each, CallRecorder)), None)
+
+    def record_lines_of(self, code: CodeType) -> None:
+        """Record the lines of a function, besides those of loops."""
+        for recorder in self._recorders:
+            if isinstance(recorder, LineRecorder):
+                recorder.add_function(code)
 
     # The tracker's sink
 

@@ -124,6 +124,8 @@ class Session:
             self._failed,
         )
         self._tell_phases(tracker)
+        for name in options.lines:
+            self._discovery.await_code(name, lambda code, _frame: self._recording.record_lines_of(code))
         self._happenings = happenings = Happenings(self._recording, self._discovery, self._functions(), landmarks)
         self._listening = Listening(self._samplers, tracker.counters, happenings)
         self._on_step = None

@@ -16,11 +16,13 @@ from trace_builder import end, function, header, loop, of_step, step, steps, wri
 
 from tcmon.capture.owntime import OwnTime
 from tcmon.monitoring.tool import Tool, events
+from tcmon.options import Options
 from tcmon.report.as_json import as_json
 from tcmon.report.summary import summarise
 from tcmon.report.text import render
 from tcmon.trace.details import Lines
 from tcmon.trace.reader import RecordedStep, open_run
+from tcmon.trace.records import Function
 
 HEAD = STAND_INS + "import threading, time\n"
 
@@ -232,6 +234,7 @@ def test_the_report_shows_the_source_of_the_lines_unless_it_was_changed(tmp_path
     assert as_json(summarise(open_run(run_dir)))["lines"][0] == {  # type: ignore[index, call-overload]
         "role": "train",
         "file": str(source),
+        "function": "main",
         "line": 2,
         "ms": 0.00075,
         "share": 0.75,
@@ -302,3 +305,83 @@ def test_own_time_is_taken_from_what_comes_after_it(moments: list[int], gaps: li
         moment - sum(end - begin for begin, end in stretches if begin < moment and begin >= 5) for moment in moments
     ]
     assert own.without(moments, 5) == expected
+
+
+NAMED = """
+import threading, time
+import torch
+
+class Model:
+    def forward(self, x):
+        try:
+            self.part(x)
+        except KeyError:
+            x += 1
+        return self.deep(3)
+
+    def part(self, x):
+        time.sleep(0.002)
+        if x % 2:
+            raise KeyError
+        return x
+
+    def deep(self, n):
+        if n:
+            self.deep(n - 1)
+        return n
+
+def other(): return [each for each in range(3)]
+
+w = torch.ones(1, requires_grad=True)
+optimizer = torch.optim.SGD([w], lr=0.1)
+model = Model()
+for step in range(4):
+    model.forward(step)
+    beside = threading.Thread(target=model.part, args=(0,))
+    beside.start()
+    beside.join()
+    other()
+    w.sum().backward()
+    optimizer.step()
+"""
+
+
+def test_lines_of_named_functions_are_recorded_too(tmp_path: Path) -> None:
+    pytest.importorskip("torch")
+    named = ("Model.forward", "Model.part", "Model.deep")
+    done = monitored(NAMED, tmp_path, interval=1, record=("calls", "lines"), lines=named)
+    steps = done.recorded("train")
+    assert sorted(steps) == [1, 2, 3, 4]
+    functions = {each.id: each for each in done.run.processes[0].read() if isinstance(each, Function)}
+    for n, each in steps.items():
+        found = {}
+        for detail in each.details:
+            if isinstance(detail, Lines) and not detail.body:
+                found[functions[detail.function].qualname, detail.thread == each.step.thread] = detail
+        assert set(found) == {
+            ("Model.forward", True),
+            ("Model.part", True),
+            ("Model.part", False),
+            ("Model.deep", True),
+        }
+        forward, part, deep = (found[name, True] for name in named)
+        raised = n % 2 == 0
+        assert dict(zip(part.line, part.hits, strict=True)) == {14: 1, 15: 1, (16 if raised else 17): 1}
+        assert dict(zip(deep.line, deep.hits, strict=True)) == {20: 4, 21: 3, 22: 4}
+        assert (10 in forward.line) == raised
+        sleeping = dict(zip(part.line, part.ns, strict=True))[14]
+        calling = dict(zip(forward.line, forward.ns, strict=True))[8]
+        assert 2_000_000 <= sleeping <= calling <= each.step.end
+        # A function's own calls hold its lines' time, and nothing else.
+        [call] = [c for root in each.calls for c in root.walk() if c.function.qualname == "Model.forward"]
+        assert sum(forward.ns) <= call.total_ns
+    text = shown(done.run.path)
+    assert "Lines of Model.forward" in text
+    assert "Lines of other" not in text
+
+
+def test_lines_of_functions_need_lines() -> None:
+    with pytest.raises(ValueError, match="record holds 'lines'"):
+        Options(record=("calls",), lines=("main",))
+    with pytest.raises(TypeError, match="list of names"):
+        Options(lines="main")  # type: ignore[arg-type]

@@ -8,6 +8,7 @@ from time import perf_counter_ns
 from types import CodeType
 from typing import Any
 
+from tcmon.capture.functionlines import FunctionLines
 from tcmon.capture.recorder import Equipment, Step, identity
 from tcmon.monitoring.tool import events
 
@@ -31,20 +32,28 @@ class LineRecorder:
         """The log of the step that is recorded now in a frame, by the frame's id."""
         self._on: dict[int, tuple[CodeType, int]] = {}
         """By the id of a code object: the steps that need its events."""
+        self._functions = FunctionLines(equipment)
         equipment.tool.on(events.LINE, self._callback())
 
+    def add_function(self, code: CodeType) -> None:
+        """Record the lines of this function as well."""
+        self._functions.add(code)
+
     def start(self, step: Step) -> None:
+        self._functions.start(step)
         if step.code is not None:
             self._logs[step.frame] = self._held.setdefault(id(step), [])
             self._switch(step.code, 1)
 
     def pause(self, step: Step) -> None:
+        self._functions.pause(step)
         if step.code is not None and self._logs.get(step.frame) is self._held.get(id(step), ()):
             del self._logs[step.frame]
             self._switch(step.code, -1)
 
     def finish(self, step: Step, facts: dict[str, Any]) -> Iterator[dict[str, Any]]:
         log = self._held.pop(id(step), None)
+        yield from self._functions.records(step)
         if log is None or step.code is None:
             return
         moments = self._equipment.own.without([*log[1::2], step.end], step.begin)
@@ -73,6 +82,7 @@ class LineRecorder:
 
     def discard(self, step: Step) -> None:
         self.pause(step)
+        self._functions.forget(step)
         self._held.pop(id(step), None)
 
     def _switch(self, code: CodeType, more: int) -> None:
@@ -86,11 +96,15 @@ class LineRecorder:
         now = perf_counter_ns
         frame = sys._getframe
         failed = self._equipment.failed
+        functions = self._functions
 
-        def on_line(_code: CodeType, line: int) -> None:
+        def on_line(code: CodeType, line: int) -> None:
             try:
-                log = logs.get(id(frame(1)))
-                if log is not None and len(log) < _MOST:
+                here = id(frame(1))
+                log = logs.get(here)
+                if log is None:
+                    functions.line(code, here, line)
+                elif len(log) < _MOST:
                     log += (line, now())
             except BaseException as error:
                 failed(error)

@@ -195,6 +195,12 @@ def _recordable(context: Context, option: Parameter, value: str) -> tuple[str, .
     help="What to record in these steps, separated by commas.",
 )
 @click.option(
+    "--lines",
+    metavar="FUNC",
+    multiple=True,
+    help="Record the lines of this function too, as in Model.forward. May be given several times.",
+)
+@click.option(
     "--out",
     metavar="DIR",
     type=click.Path(path_type=Path),

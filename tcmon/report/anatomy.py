@@ -30,6 +30,8 @@ class LineSummary:
     ns: int
     steps: int
     share: float
+    body: bool = True
+    """Whether it is a line of the loop itself, not of a function that was named."""
 
 
 class LineTimes:
@@ -40,6 +42,7 @@ class LineTimes:
         self._hits: Counter[tuple[str, int, int]] = Counter()
         self._steps: Counter[str] = Counter()
         self._total: Counter[str] = Counter()
+        self._functions: dict[int, tuple[Counter[tuple[str, int, int]], Counter[tuple[str, int, int]]]] = {}
 
     def add(self, lines: Lines) -> None:
         """The lines of one more step."""
@@ -49,6 +52,33 @@ class LineTimes:
                 self._ns[lines.role, lines.function, line] += ns
                 self._hits[lines.role, lines.function, line] += hits
                 self._total[lines.role] += ns
+        elif lines.role in _ROLES:
+            times, starts = self._functions.setdefault(lines.function, (Counter(), Counter()))
+            for line, hits, ns in zip(lines.line, lines.hits, lines.ns, strict=True):
+                times[lines.role, lines.function, line] += ns
+                starts[lines.role, lines.function, line] += hits
+
+    def of_functions(self, count: int, functions: Mapping[int, Function]) -> tuple[LineSummary, ...]:
+        """The lines with the most time of each function that was named, by role; `count` of each."""
+        found: list[LineSummary] = []
+        for id_, (times, starts) in self._functions.items():
+            for role in _ROLES:
+                keys = [key for key in times if key[0] == role and id_ in functions]
+                steps, total = self._steps[role], self._total[role]
+                found += (
+                    LineSummary(
+                        role,
+                        functions[id_],
+                        key[2],
+                        starts[key],
+                        times[key],
+                        max(1, steps),
+                        times[key] / total if total else 0.0,
+                        body=False,
+                    )
+                    for key in nlargest(count, keys, key=lambda key: times[key])
+                )
+        return tuple(found)
 
     def most(self, count: int, functions: Mapping[int, Function]) -> tuple[LineSummary, ...]:
         """The lines with the most time of a step, of training before evaluation; `count` of each."""

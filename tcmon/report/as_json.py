@@ -72,6 +72,7 @@ def _line(line: LineSummary) -> dict[str, Json]:
     return {
         "role": line.role,
         "file": line.function.file,
+        "function": line.function.qualname,
         "line": line.line,
         "ms": line.ns / line.steps / 1e6,
         "share": line.share,

@@ -356,7 +356,7 @@ class _Gathering:
             loops=tuple(self._loop(loop) for loop in self._loops.values()),
             steps={role: self._role(role) for role in ROLES},
             functions=self._top(top, lambda time: time.self_ns),
-            lines=self._lines.most(top, self._functions),
+            lines=self._lines.most(top, self._functions) + self._lines.of_functions(top, self._functions),
             calls=sum(time.calls for time in times),
             raised=sum(time.raised for time in times),
             overhead=OverheadSummary(self._overhead, wall_ns, _share(_cost_ns(self._overhead), wall_ns)),

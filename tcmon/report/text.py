@@ -11,7 +11,7 @@ from rich.table import Table
 from rich.text import Text
 
 from tcmon.report import sentences, wording
-from tcmon.report.anatomy import source_line
+from tcmon.report.anatomy import LineSummary, source_line
 from tcmon.report.frontier import STEP_PHASES
 from tcmon.report.layout import (
     BAD,
@@ -217,12 +217,21 @@ class _Page:
 
     def anatomy(self) -> Iterator[RenderableType]:
         """Where in the training loop's own code the time of a recorded step goes."""
-        lines = [each for each in self._main.lines if each.role == "train" and each.share >= _LEAST_SHARE][
-            :_LINES_SHOWN
-        ]
+        told = [each for each in self._main.lines if each.role == "train"]
+        yield from self._lines(
+            "Lines of the training loop", [each for each in told if each.body and each.share >= _LEAST_SHARE]
+        )
+        named = {id(each.function): each.function for each in told if not each.body}
+        for function in named.values():
+            of_function = [each for each in told if not each.body and each.function is function]
+            yield from self._lines(f"Lines of {function.qualname}", of_function)
+
+    def _lines(self, title: str, lines: list[LineSummary]) -> Iterator[RenderableType]:
+        lines = lines[:_LINES_SHOWN]
         if not lines:
             return
-        yield Text.assemble(("Lines of the training loop", HEADING), ("  per recorded step, calls included", FAINT))
+        heading = wording.printable(title, self._encoding)
+        yield Text.assemble((heading, HEADING), ("  per recorded step, calls included", FAINT))
         rows = table()
         for head in ("time", "share"):
             rows.add_column(head, justify="right", no_wrap=True, style=FAINT)
