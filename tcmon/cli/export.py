@@ -1,6 +1,7 @@
 """`tcmon export`: a run in the format of another tool."""
 
 import os
+import shlex
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -17,7 +18,8 @@ EXAMPLES = """\b
 Examples:
   tcmon export runs/today --to perfetto
   tcmon export runs/today --to perfetto -o today.json.gz --steps 100:120
-  tcmon export runs/today --to parquet -o today"""
+  tcmon export runs/today --to parquet -o today
+  tcmon export runs/today --to tensorboard -o logs/today"""
 
 
 @click.command(epilog=EXAMPLES)
@@ -25,9 +27,10 @@ Examples:
 @click.option(
     "--to",
     "target",
-    type=click.Choice(("perfetto", "parquet")),
+    type=click.Choice(("perfetto", "parquet", "tensorboard")),
     required=True,
-    help="One file for ui.perfetto.dev and chrome://tracing, or a folder of tables for pandas, DuckDB and others.",
+    help="One file for ui.perfetto.dev and chrome://tracing; a folder of tables for pandas, DuckDB and others; a "
+    "folder of event files.",
 )
 @click.option(
     "-o",
@@ -35,7 +38,7 @@ Examples:
     metavar="PATH",
     type=click.Path(path_type=Path),
     help="What to write. A file is compressed if it ends in .gz, and - is standard output."
-    "  [default: RUN.perfetto.json.gz or RUN.parquet here]",
+    "  [default: RUN.perfetto.json.gz, RUN.parquet or RUN.tensorboard here]",
 )
 @click.option(
     "--steps",
@@ -67,8 +70,10 @@ def export(
         name = directory.absolute().resolve().name
         if target == "perfetto":
             _to_perfetto(run, output or Path(f"{name}.perfetto.json.gz"), chosen, force=force)
-        else:
+        elif target == "parquet":
             _to_parquet(run, output or Path(f"{name}.parquet"), chosen, force=force)
+        else:
+            _to_tensorboard(run, output or Path(f"{name}.tensorboard"), chosen, force=force)
     except TcmonError as error:
         raise click.ClickException(str(error)) from None
     except BrokenPipeError:
@@ -117,6 +122,24 @@ def _to_parquet(run: "Run", output: Path, steps: "StepRange | None", *, force: b
     steps_in_it = f"{wording.counted(exported.steps, 'step')}, {exported.recorded:,} recorded"
     click.echo(f"{output}: {steps_in_it}, {wording.counted(exported.calls, 'call')}, {size}")
     click.echo(f"Tables: {', '.join(TABLES)}")
+
+
+def _to_tensorboard(run: "Run", output: Path, steps: "StepRange | None", *, force: bool) -> None:
+    from tcmon.cli.progress import progress
+    from tcmon.export.output import written_folder
+    from tcmon.export.tensorboard import PARAMETERS, is_of_export, total_bytes
+    from tcmon.export.tensorboard import export as export_run
+    from tcmon.report import wording
+
+    with (
+        written_folder(output, force=force, is_ours=is_of_export) as folder,
+        progress(total_bytes(run, steps)) as advance,
+    ):
+        exported = export_run(run, folder, steps=steps, advance=advance)
+    _warn(exported.left_out, f"parameters beyond {PARAMETERS} have no curves of their own; --to parquet has all")
+    steps_in_it = f"{wording.counted(exported.steps, 'step')}, {exported.recorded:,} recorded"
+    click.echo(f"{output}: {steps_in_it}, {wording.counted(exported.scalars, 'value')}")
+    click.echo(f"Look at it with: tensorboard --logdir {shlex.quote(str(output))}")
 
 
 def _warn(number: int, what: str) -> None:
