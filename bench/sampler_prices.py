@@ -1,6 +1,7 @@
 """What a sampler adds to a step that it does not record: `python bench/sampler_prices.py`.
 
-Blocks with the plain interval and with each sampler alternate in one process; printed are medians, in nanoseconds.
+Blocks with the plain interval and with each sampler alternate in one process; printed are medians, in nanoseconds of the
+process' own time.
 """
 
 import statistics
@@ -70,9 +71,9 @@ def price(sampler: samplers.Sampler, loop: Callable[[int], None], steps: int, fo
     """The nanoseconds of a step under a sampler."""
     with attach(sampler=sampler, record=(), out=folder):
         loop(100)
-        begin = time.perf_counter_ns()
+        begin = time.process_time_ns()
         loop(steps)
-        return (time.perf_counter_ns() - begin) / steps
+        return (time.process_time_ns() - begin) / steps
 
 
 def compare(kinds: Mapping[str, Callable[[], samplers.Sampler]], loop: Callable[[int], None], steps: int) -> None:
@@ -89,6 +90,7 @@ def compare(kinds: Mapping[str, Callable[[], samplers.Sampler]], loop: Callable[
 
 def main() -> None:
     """Compare all of them."""
+    torch.set_num_threads(1)
     compare(SAMPLERS, train, STEPS)
     compare(ON_LOSSES, train_on_losses, STEPS // 4)
 
