@@ -1,7 +1,7 @@
 """What a sampler adds to a step that it does not record: `python bench/sampler_prices.py`.
 
-Blocks with the plain interval and with each sampler alternate in one process; printed are medians, in nanoseconds of the
-process' own time.
+Blocks with the plain interval and with each sampler alternate in one process; printed are medians, in nanoseconds of
+the process' own time.
 """
 
 import statistics
