@@ -96,6 +96,12 @@ def point(browser: Any, chart: str, trace: str, number: int) -> tuple[int, int]:
     return round(found[0]), round(found[1])
 
 
+def mouse(browser: Any, kind: str, x: float, y: float, **more: int) -> None:
+    button = "none" if kind == "mouseMoved" and not more else "left"
+    browser.execute_cdp_cmd("Input.dispatchMouseEvent", {"type": kind, "x": x, "y": y, "button": button, **more})
+    time.sleep(0.03)
+
+
 def test_it_opens_without_errors_and_all_charts_are_drawn(browser: Any, page: Path) -> None:
     opened(browser, page)
     charts = browser.execute_script(
@@ -122,7 +128,7 @@ def test_a_click_on_a_recorded_step_shows_its_calls_and_lines(browser: Any, page
     opened(browser, page)
     assert "All 4 recorded training steps together" in text_of(browser, "chosen")
     x, y = point(browser, "times-train", "recorded", RECORDED.index(42))
-    browser.execute_cdp_cmd("Input.dispatchMouseEvent", {"type": "mouseMoved", "x": x, "y": y})
+    mouse(browser, "mouseMoved", x, y)
     hover = (
         "return [...document.querySelectorAll('#times-train .hoverlayer .hovertext')].map((e) => e.textContent).join()"
     )
@@ -134,12 +140,8 @@ def test_a_click_on_a_recorded_step_shows_its_calls_and_lines(browser: Any, page
         f"because of {HOSTILE}interval",
     ):
         assert expected in told
-    for kind in ("mouseMoved", "mousePressed", "mouseReleased"):
-        event = {"type": kind, "x": x, "y": y, "button": "left", "clickCount": 1}
-        if kind == "mouseMoved":
-            event = {"type": kind, "x": x, "y": y}
-        browser.execute_cdp_cmd("Input.dispatchMouseEvent", event)
-        time.sleep(0.3)
+    mouse(browser, "mousePressed", x, y, clickCount=1)
+    mouse(browser, "mouseReleased", x, y, clickCount=1)
     until(lambda: text_of(browser, "chosen").startswith("Training step 42: 5.00 ms"), "step 42 is chosen")
     assert f"recorded because of {HOSTILE}interval" in text_of(browser, "chosen")
     until(lambda: any(label.startswith("step 42") for label in labels(browser)), "the calls are labelled")
@@ -198,6 +200,27 @@ def test_charts_of_steps_zoom_together(browser: Any, page: Path) -> None:
     browser.find_element("id", "times-train").send_keys("0")
     until(lambda: browser.execute_script(ranges) == whole, "all steps are seen again")
     assert browser.get_log("browser") == []
+
+
+def test_dragging_zooms_and_a_double_click_shows_all_again_and_chooses_nothing(browser: Any, page: Path) -> None:
+    opened(browser, page)
+    shown = "return document.getElementById('loss').layout.xaxis.range.map(Number)"
+    whole = browser.execute_script(shown)
+    x, y = point(browser, "times-train", "recorded", RECORDED.index(22))
+    mouse(browser, "mouseMoved", x - 30, y)
+    mouse(browser, "mousePressed", x - 30, y)
+    for at in range(x - 20, x + 40, 10):
+        mouse(browser, "mouseMoved", at, y + 1, buttons=1)
+    mouse(browser, "mouseReleased", x + 30, y + 1)
+    low, high = until(lambda: (now := browser.execute_script(shown)) != whole and now, "the loss is zoomed too")
+    assert whole[0] < low < 22 < high < whole[1]
+    x, y = point(browser, "times-train", "recorded", 0)
+    for count in (1, 2):
+        mouse(browser, "mousePressed", x, y, clickCount=count)
+        mouse(browser, "mouseReleased", x, y, clickCount=count)
+    until(lambda: browser.execute_script(shown) == whole, "all steps are seen again")
+    time.sleep(0.5)
+    assert text_of(browser, "chosen").startswith("All 4 recorded")
 
 
 @pytest.mark.parametrize("dark", [False, True])

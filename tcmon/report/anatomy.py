@@ -103,7 +103,8 @@ class LineTimes:
 def source_line(file: str, line: int, started_s: float) -> str | None:
     """The text of a line of a file as it was when the run began (unix time); None if it is gone or may be another."""
     try:
-        if Path(file).stat().st_mtime > started_s:
+        path = Path(file)
+        if not path.is_file() or path.stat().st_mtime > started_s:
             return None
     except (OSError, ValueError):
         return None

@@ -247,9 +247,18 @@
         logarithmic[role] = !logarithmic[role];
         drawn.get(box.id)();
       }]]);
+      // A double click shows all steps again, so it must be told from a click before anything moves.
+      let waiting = 0, doubled = 0;
       box.on("plotly_click", (event) => {
+        if (Date.now() - doubled < 320) return;
         const point = event.points.find((each) => each.data.meta === "recorded") || event.points[0];
-        choose(role, point.data.meta === "recorded" ? point.customdata : nearest(role, point.x), true);
+        const n = point.data.meta === "recorded" ? point.customdata : nearest(role, point.x);
+        clearTimeout(waiting);
+        waiting = setTimeout(() => choose(role, n, true), 320);
+      });
+      box.on("plotly_doubleclick", () => {
+        doubled = Date.now();
+        clearTimeout(waiting);
       });
       box.addEventListener("keydown", (event) => {
         if (event.key === "[" || event.key === "]") neighbour(event.key === "[" ? -1 : 1, role);

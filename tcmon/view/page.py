@@ -10,12 +10,14 @@ import gzip
 import shlex
 from base64 import b64encode
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from datetime import UTC, datetime
 from importlib.resources import files
 from pathlib import Path, PurePath
 from typing import Final
 
 import orjson
 
+from tcmon import __version__
 from tcmon.checks.run import Checked, check
 from tcmon.errors import TcmonError
 from tcmon.report import sentences, wording
@@ -400,6 +402,7 @@ class _Body:
             "process": str(meta.pid),
             "trace": wording.size(sum(each.trace_bytes for each in self._summary.processes)),
             "overhead": sentences.overhead(self._main),
+            "this page": f"made {datetime.now(UTC):%Y-%m-%d %H:%M} UTC by tcmon {__version__}",
             "dropped": sentences.dropped(self._main)[0],
             **{f"option {key}": value for key, value in options.items()},
         }

@@ -15,7 +15,8 @@ def source_lines(file: str, lines: Iterable[int], started_s: float) -> dict[int,
     None if the file is gone, or was changed after `started_s` (unix time) and may be another than the one that ran.
     """
     try:
-        if Path(file).stat().st_mtime > started_s:
+        path = Path(file)
+        if not path.is_file() or path.stat().st_mtime > started_s:
             return None
     except (OSError, ValueError):
         return None
