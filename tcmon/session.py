@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import atexit
+import contextlib
 import datetime
 import enum
 import functools
@@ -13,6 +14,7 @@ import socket
 import sys
 import weakref
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from threading import get_ident
 from time import perf_counter_ns
@@ -51,25 +53,50 @@ from tcmon.trace.secrets import masked
 from tcmon.trace.writer import write_atomically
 
 
-def start(options: Options, *, command: Sequence[str], script: str) -> Session:
+@dataclass(frozen=True, slots=True)
+class Joins:
+    """A run directory that several processes share which call their launch `launch`.
+
+    The one that `leads` writes run.json. A process that is started by a rank inherits its variables and is none:
+    `is_rank` tells.
+    """
+
+    launch: str
+    leads: bool
+    is_rank: bool = True
+
+
+def start(options: Options, *, command: Sequence[str], script: str, joins: Joins | None = None) -> Session:
     """Make the run directory and monitor this process from now on.
 
     `command` is what the user typed, `script` the program's name. Raises `TcmonError` if the directory can't be made
     or holds a run already, or if other tools hold all tool ids of `sys.monitoring`.
     """
-    return Session(options, command=command, script=script)
+    return Session(options, command=command, script=script, joins=joins)
 
 
 class Session:
     """One process being monitored, from construction until `finish`."""
 
-    def __init__(self, options: Options, *, command: Sequence[str], script: str, origin: str = "tcmon run") -> None:
+    def __init__(
+        self,
+        options: Options,
+        *,
+        command: Sequence[str],
+        script: str,
+        origin: str = "tcmon run",
+        joins: Joins | None = None,
+    ) -> None:
         self.options = options
         self.origin = origin
         """What began it: a place of the program, or a command."""
         named_loops = options.named_loops()
-        self.rank = rank_from(os.environ)
+        self.rank = rank_from(os.environ) if joins is None or joins.is_rank else None
         """Which rank of a distributed run this process is, if its launcher tells."""
+        self._joins = joins
+        launch = self.rank.launch if self.rank else None
+        self._launch = joins.launch if joins else launch
+        """What the processes call their launch that share the run directory; None if it is this one's alone."""
         self._pid = os.getpid()
         self._origin = perf_counter_ns()
         self._state = _State.RUNNING
@@ -79,7 +106,7 @@ class Session:
             # First, since without them there is nothing to make a directory for.
             self._tools.append(tracking := Tool("tcmon"))
             self._tools.append(capturing := Tool("tcmon capture"))
-            self.run_dir = make_run_directory(options.out, script, self.rank.launch if self.rank else None)
+            self.run_dir = make_run_directory(options.out, script, self._launch)
             self._meta = self._facts(command, script)
             self._write_meta()
             self.trace = self._new_trace()
@@ -377,9 +404,9 @@ class Session:
 
     def _new_trace(self) -> Path:
         """The file of this session; ranks share a directory, and may be attached to more than once."""
-        if self.rank is None or self.rank.launch is None:
+        if self._launch is None:
             return self.run_dir / f"trace-{self._pid}.jsonl"
-        name = f"trace-{self.rank.stem}{self._pid}"
+        name = f"trace-{self.rank.stem if self.rank else ''}{self._pid}"
         names = (f"{name}.{number}.jsonl" if number > 1 else f"{name}.jsonl" for number in itertools.count(1))
         return next(trace for trace in map(self.run_dir.joinpath, names) if not os.path.lexists(trace))
 
@@ -439,10 +466,27 @@ class Session:
             # Otherwise the trace has it too, and at the end this is tried again.
 
     def _write_meta(self) -> None:
+        write_atomically(self.run_dir / self._meta_name, self._meta)
+
+    @property
+    def _meta_name(self) -> str:
         # Of several ranks, each has its own facts: any of them may be all that is left.
-        shares = self.rank is not None and self.rank.launch is not None and self.rank.rank > 0
-        name = f"run-rank{self.rank.rank}.json" if shares and self.rank else "run.json"
-        write_atomically(self.run_dir / name, self._meta)
+        leads = self._joins.leads if self._joins else self.rank is None or self.rank.rank == 0
+        if self._launch is None or leads:
+            return "run.json"
+        return f"run-rank{self.rank.rank}.json" if self.rank else f"run-process{self._pid}.json"
+
+    def forget_if_empty(self) -> None:
+        """Leave nothing of a process that has found no loop and was only one of several; after `finish`."""
+        others = [each for each in self.run_dir.glob("trace-*.jsonl") if each != self.trace]
+        if self._joins is None or self._meta["loops"] or (self._joins.leads and not others):
+            return
+        files = [self.trace, self.trace.with_suffix(".journal")]
+        if not self._joins.leads:
+            files.append(self.run_dir / self._meta_name)
+        for file in files:
+            with contextlib.suppress(OSError):
+                file.unlink()
 
     def _seen(self) -> dict[str, int]:
         return {

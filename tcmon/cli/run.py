@@ -1,5 +1,6 @@
 """`tcmon run`: runs a program and watches it."""
 
+import shutil
 import sys
 from collections.abc import Callable
 from functools import partial
@@ -18,7 +19,20 @@ EXAMPLES = """\b
 Examples:
   tcmon run train.py --epochs 3
   tcmon run --interval 50 --out runs/today train.py
-  tcmon run -m package.train --interval 3    (this --interval is the program's)"""
+  tcmon run -m package.train --interval 3    (this --interval is the program's)
+  tcmon run -- torchrun --nproc-per-node 2 train.py"""
+
+
+class _Run(click.Command):
+    """Tells what follows `--`, a command, from a script."""
+
+    def parse_args(self, ctx: Context, args: list[str]) -> list[str]:
+        given = list(args)
+        rest = super().parse_args(ctx, args)
+        program = ctx.params.get("program") or ()
+        before = given[: len(given) - len(program)]
+        ctx.params["after_dashes"] = bool(before) and before[-1] == "--"
+        return rest
 
 
 def _at_least(least: int) -> Callable[[Context, Parameter, str | None], int | None]:
@@ -97,6 +111,7 @@ def _recordable(context: Context, option: Parameter, value: str) -> tuple[str, .
 
 
 @click.command(
+    cls=_Run,
     epilog=EXAMPLES,
     # Options end at the first word that is none: what follows SCRIPT or MODULE is the program's.
     context_settings={"allow_interspersed_args": False},
@@ -213,34 +228,56 @@ def _recordable(context: Context, option: Parameter, value: str) -> tuple[str, .
     show_default=True,
     help="What tcmon says on stderr while the program runs; debug: a line each step.",
 )
+@click.option(
+    "--follow/--no-follow",
+    default=None,
+    help="Watch the Pythons that it starts, too.  [default: --follow for a command after --, else --no-follow]",
+)
 @click.option("--quiet", is_flag=True, help="Show no summary at the end.")
-@click.argument("program", metavar="SCRIPT|-m MODULE [ARGS]...", nargs=-1, type=click.UNPROCESSED)
+@click.argument("program", metavar="SCRIPT|-m MODULE|-- COMMAND [ARGS]...", nargs=-1, type=click.UNPROCESSED)
 def run(
     program: tuple[str, ...],
     *,
     as_module: bool,
+    after_dashes: bool,
     log_level: str,
+    follow: bool | None,
     quiet: bool,
     steps: Any,
     budget: Any,
     every: Any,
     ratio: Any,
     **options: Any,
-) -> Callable[[], None]:
+) -> Callable[[], int | None]:
     """Run a program and watch its training loop.
 
-    The program runs as under python, and all that follows SCRIPT or MODULE is its own. The summary is printed
-    to stderr at the end.
+    The program runs as under python, and all that follows SCRIPT or MODULE is its own. After -- may come any COMMAND,
+    as torchrun or a shell script: the Pythons that it starts are watched. The summary is printed to stderr at the end.
     """
     if not program:
         raise click.UsageError("there is no program to run; give a Python script, or -m and a module")
     for sampler in (steps, budget, every, ratio):
         if sampler is not None:
             options["sampler"] = options["sampler"] | sampler if "sampler" in options else sampler
-    return partial(_run, program, as_module, log_level, quiet, options)
+    if after_dashes and not as_module and shutil.which(program[0]):
+        if follow is False:
+            raise click.UsageError("a command after -- can't be watched with --no-follow")
+        return partial(_run_command, program, log_level, quiet, options)
+    return partial(_run, program, as_module, log_level, bool(follow), quiet, options)
 
 
-def _run(program: tuple[str, ...], as_module: bool, log_level: str, quiet: bool, options: dict[str, Any]) -> None:
+def _run_command(program: tuple[str, ...], log_level: str, quiet: bool, options: dict[str, Any]) -> int:
+    from tcmon.cli.watch import log_to_stderr
+    from tcmon.follow.command import run_command
+    from tcmon.options import Options
+
+    log_to_stderr(log_level)
+    return run_command(program, Options(**options), ["tcmon", *sys.argv[1:]], level=log_level, quiet=quiet)
+
+
+def _run(
+    program: tuple[str, ...], as_module: bool, log_level: str, follow: bool, quiet: bool, options: dict[str, Any]
+) -> None:
     # Click's work is done: what it takes to watch is imported only for a command line without mistakes.
     from tcmon.cli.watch import log_to_stderr, watch
     from tcmon.options import Options
@@ -249,4 +286,10 @@ def _run(program: tuple[str, ...], as_module: bool, log_level: str, quiet: bool,
     log_to_stderr(log_level)
     name, *args = program
     target = ModuleProgram(name, args) if as_module else script_program(name, args)
-    watch(target, Options(**options), command=["tcmon", *sys.argv[1:]], quiet=quiet)
+    watch(
+        target,
+        Options(**options),
+        command=["tcmon", *sys.argv[1:]],
+        quiet=quiet,
+        follow=log_level if follow else None,
+    )

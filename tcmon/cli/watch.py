@@ -36,18 +36,25 @@ def watch(
     *,
     command: Sequence[str],
     quiet: bool = False,
+    follow: str | None = None,
     afterwards: "Callable[[Session], str] | None" = None,
 ) -> NoReturn:
     """Run the program under a session, then end the process as the program ended.
 
-    Unless `quiet`, the summary goes to stderr when all of the program has ended, and then what `afterwards`
-    says. TcmonError comes before anything of the program has run.
+    With `follow`, a level of the log, the Pythons that it starts are watched too. Unless `quiet`, the summary goes to
+    stderr when all of the program has ended, and then what `afterwards` says. TcmonError comes before anything of
+    the program has run.
     """
-    from tcmon.session import start
+    from tcmon.follow.environment import follow_from, new_launch
+    from tcmon.session import Joins, start
 
     ended = program.prepare()
     if ended is None:
-        end = _End(program, start(options, command=command, script=program.label), quiet, afterwards)
+        joins = None if follow is None else Joins(new_launch(), leads=True)
+        session = start(options, command=command, script=program.label, joins=joins)
+        if joins is not None and follow is not None:
+            follow_from(session, joins, list(command), follow)
+        end = _End(program, session, quiet, afterwards)
         # Registered before anything of the program, so called after all of it, its threads included.
         atexit.register(end)
         ended = end.outcome = program.run()
@@ -90,6 +97,7 @@ class _End:
 
     def _finish(self) -> None:
         self._session.finish(reason=self.outcome.reason, exit_code=self.outcome.exit_code)
+        self._session.forget_if_empty()
 
     def _summarise(self) -> None:
         from rich.console import Console
