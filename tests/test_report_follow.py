@@ -3,6 +3,7 @@
 import json
 import os
 import pty
+import signal
 import subprocess
 import sys
 import time
@@ -55,7 +56,9 @@ def read_until(terminal: int, text: str, so_far: str = "") -> str:
     return so_far
 
 
-def test_on_a_terminal_the_summary_is_redrawn_until_the_run_ends(running: Path) -> None:
+@pytest.fixture
+def following(running: Path) -> Iterator[tuple[int, "subprocess.Popen[bytes]"]]:
+    """`tcmon report --follow` on a terminal, and the end of it that shows what is on the screen."""
     try:
         ours, theirs = pty.openpty()
     except OSError as error:
@@ -64,20 +67,38 @@ def test_on_a_terminal_the_summary_is_redrawn_until_the_run_ends(running: Path) 
     env = environment(TERM="xterm", COLUMNS="100", LINES="30")
     process = subprocess.Popen(command, cwd=running, env=env, stdin=theirs, stdout=theirs, stderr=theirs)
     os.close(theirs)
-    try:
-        first = read_until(ours, "redrawn while the run goes on")
-        assert "still running" in first
-        assert "\x1b[?1049h" in first  # on a screen of its own, so that what stood there comes back
-        again = read_until(ours, "redrawn while the run goes on")
-        assert "still running" in again
-        (running / "stop").touch()
-        last = read_until(ours, "Next")
-        assert "exit code 0" in last
-        assert "\x1b[?1049l" in last
-        assert process.wait(60) == 0
-    finally:
-        process.kill()
-        os.close(ours)
+    yield ours, process
+    process.kill()
+    process.wait()
+    os.close(ours)
+
+
+def test_on_a_terminal_the_summary_is_redrawn_until_the_run_ends(
+    running: Path, following: tuple[int, "subprocess.Popen[bytes]"]
+) -> None:
+    terminal, process = following
+    first = read_until(terminal, "redrawn while the run goes on")
+    assert "still running" in first
+    assert "\x1b[?1049h" in first  # on a screen of its own, so that what stood there comes back
+    again = read_until(terminal, "redrawn while the run goes on")
+    assert "still running" in again
+    (running / "stop").touch()
+    last = read_until(terminal, "Next")
+    assert "exit code 0" in last
+    assert "\x1b[?1049l" in last
+    assert process.wait(60) == 0
+
+
+def test_an_interrupt_ends_the_following_with_the_summary_so_far(
+    following: tuple[int, "subprocess.Popen[bytes]"],
+) -> None:
+    terminal, process = following
+    read_until(terminal, "redrawn while the run goes on")
+    process.send_signal(signal.SIGINT)
+    last = read_until(terminal, "Next")
+    assert "Traceback" not in last
+    assert "still running" in last.rpartition("\x1b[?1049l")[2]
+    assert process.wait(60) == 0
 
 
 def test_elsewhere_it_waits_for_the_end_and_prints_once(running: Path) -> None:
