@@ -56,6 +56,12 @@ def read_until(terminal: int, text: str, so_far: str = "") -> str:
     return so_far
 
 
+def left_standing(terminal: int) -> str:
+    """The summary that is printed once the screen has been given back."""
+    back = "\x1b[?1049l"
+    return read_until(terminal, "Next", read_until(terminal, back).rpartition(back)[2])
+
+
 @pytest.fixture
 def following(running: Path) -> Iterator[tuple[int, "subprocess.Popen[bytes]"]]:
     """`tcmon report --follow` on a terminal, and the end of it that shows what is on the screen."""
@@ -83,9 +89,7 @@ def test_on_a_terminal_the_summary_is_redrawn_until_the_run_ends(
     again = read_until(terminal, "redrawn while the run goes on")
     assert "still running" in again
     (running / "stop").touch()
-    last = read_until(terminal, "Next")
-    assert "exit code 0" in last
-    assert "\x1b[?1049l" in last
+    assert "exit code 0" in left_standing(terminal)
     assert process.wait(60) == 0
 
 
@@ -95,9 +99,9 @@ def test_an_interrupt_ends_the_following_with_the_summary_so_far(
     terminal, process = following
     read_until(terminal, "redrawn while the run goes on")
     process.send_signal(signal.SIGINT)
-    last = read_until(terminal, "Next")
+    last = left_standing(terminal)
     assert "Traceback" not in last
-    assert "still running" in last.rpartition("\x1b[?1049l")[2]
+    assert "still running" in last
     assert process.wait(60) == 0
 
 
