@@ -27,19 +27,21 @@ Examples:
 @click.option(
     "--top", metavar="N", type=click.IntRange(1), default=10, show_default=True, help="Show N functions in each list."
 )
+@click.option("--rank", metavar="N", type=click.IntRange(0), help="Of distributed runs, compare the times of rank N.")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object instead, with all functions.")
 @click.option("--no-color", is_flag=True, help="Plain text also on a terminal.")
-def diff(first: Path, second: Path, *, least: float, top: int, as_json: bool, no_color: bool) -> None:
+def diff(first: Path, second: Path, *, least: float, top: int, rank: int | None, as_json: bool, no_color: bool) -> None:
     """Show what differs between two runs of a program beyond noise.
 
-    A and B are the runs' directories. Compared are times of steps, self time and calls of functions per recorded
-    step, options and versions.
+    A and B are the runs' directories. Compared are times of steps, self time and calls of functions and time at lines
+    per recorded step, options and versions; and of steps that both recorded with state, on every rank, the contents of
+    parameters: the first step and the parameters that differ, with the losses around it.
     """
     from tcmon.report.diff import diff as diff_of
     from tcmon.trace.reader import open_run
 
     try:
-        found = diff_of(open_run(first), open_run(second), least_change=least / 100)
+        found = diff_of(open_run(first, rank), open_run(second, rank), least_change=least / 100)
     except TcmonError as error:
         raise click.ClickException(str(error)) from None
     if as_json:

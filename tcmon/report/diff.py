@@ -1,6 +1,7 @@
 """Sets two runs of a program against each other, and says only what their noise leaves standing.
 
-Compared are the times of steps, the self time of functions per recorded step, and which functions are called. A
+Compared are the times of steps, the self time of functions and the time at lines per recorded step, which functions are
+called, and the parameters (see `diff_state`). A
 difference is claimed when it is beyond the noise within the runs (see `noise`; the error of 1 % is shared by all
 comparisons of a role), larger than a share of the whole, and, for functions, beyond the scatter between the runs: no
 two runs of one program are alike, and by how much they differ in general shows in the functions themselves, most of
@@ -8,13 +9,15 @@ which have not changed.
 """
 
 from array import array
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from math import exp, log
 from pathlib import PurePath
 from statistics import fmean, median
 from typing import Final
 
+from tcmon.report.diff_state import StateDiff, state_diffs
 from tcmon.report.noise import (
     LEAST,
     Batches,
@@ -25,6 +28,7 @@ from tcmon.report.noise import (
     median_and_spread,
 )
 from tcmon.trace.calltree import FunctionTimes, add_calls
+from tcmon.trace.details import Lines
 from tcmon.trace.everystep import every_step
 from tcmon.trace.fields import Setting
 from tcmon.trace.index import TraceIndex
@@ -89,11 +93,25 @@ class OnlyIn:
 
 
 @dataclass(frozen=True, slots=True)
+class LineDiff:
+    """A line that runs in both, `line` in B: its time with all that it calls, in nanoseconds per recorded step.
+
+    Lines are the same if they are as far from the beginning of one function.
+    """
+
+    role: str
+    function: Function
+    line: int
+    ns: Difference
+    claimed: bool
+
+
+@dataclass(frozen=True, slots=True)
 class RoleDiff:
     """The recorded steps of a role in both runs.
 
     `common` is how many times as long functions took in general, and `scatter` how much they differ in that, as a
-    standard deviation of logarithms; both are None with too few functions to tell. `functions`, `appeared` and
+    standard deviation of logarithms; both are None with too few functions to tell. `functions`, `lines`, `appeared` and
     `vanished` are empty with too few recorded steps (`enough` is False then).
     """
 
@@ -103,6 +121,7 @@ class RoleDiff:
     common: float | None
     scatter: float | None
     functions: tuple[FunctionDiff, ...]
+    lines: tuple[LineDiff, ...]
     appeared: tuple[OnlyIn, ...]
     vanished: tuple[OnlyIn, ...]
 
@@ -117,14 +136,19 @@ class Diff:
     facts: tuple[Fact, ...]
     steps: tuple[StepsDiff, ...]
     roles: tuple[RoleDiff, ...]
+    states: tuple[StateDiff, ...]
 
     @property
     def nothing_claimed(self) -> bool:
         """Whether the runs don't differ beyond their noise."""
         return not (
             any(each.claimed for each in self.steps)
+            or any(each.differs for each in self.states)
             or any(
-                role.appeared or role.vanished or any(each.claimed or each.calls_claimed for each in role.functions)
+                role.appeared
+                or role.vanished
+                or any(each.claimed or each.calls_claimed for each in role.functions)
+                or any(each.claimed for each in role.lines)
                 for role in self.roles
             )
         )
@@ -133,7 +157,8 @@ class Diff:
 def diff(a: Run, b: Run, *, least_change: float = 0.05) -> Diff:
     """Set run `b` against run `a`; times that differ by less than the share `least_change` are not claimed.
 
-    Of runs with several processes the first is taken. Raises TcmonError when a trace can't be read.
+    Of runs with several processes times are those of the first, and parameters are compared rank by rank. Raises
+    TcmonError when a trace can't be read.
     """
     measured = _measured(a, b)
     return Diff(
@@ -143,10 +168,12 @@ def diff(a: Run, b: Run, *, least_change: float = 0.05) -> Diff:
         facts=tuple(_facts(a.meta, b.meta)),
         steps=tuple(_steps(role, *measured, least_change) for role in ROLES),
         roles=tuple(_role(role, *measured, least_change) for role in ROLES),
+        states=state_diffs(a, b),
     )
 
 
 type _Key = tuple[str, str]
+type _LineKey = tuple[_Key, int]
 
 
 @dataclass(slots=True)
@@ -166,10 +193,18 @@ class _Recorded:
     batches: Batches
     steps: int = 0
     functions: dict[_Key, _FunctionSeries] = field(default_factory=dict)
+    lines: dict[_LineKey, list[int]] = field(default_factory=dict)
+    """By function and distance from its beginning: nanoseconds for each batch."""
+    places: dict[_Key, Function] = field(default_factory=dict)
+    """The functions that lines are in."""
 
     def self_ns(self, key: _Key) -> list[float]:
         """Self time per step, batch by batch."""
         return [total / self.batches.size for total in self.functions[key].self_ns]
+
+    def line_ns(self, key: _LineKey) -> list[float]:
+        """Time at a line per step, batch by batch."""
+        return [total / self.batches.size for total in self.lines[key]]
 
     def calls(self, key: _Key) -> list[float]:
         """Calls per step, batch by batch."""
@@ -213,9 +248,9 @@ def _measured_run(run: Run, index: TraceIndex | None, recorded: Mapping[str, _Re
 
 def _add_functions(process: Process, index: TraceIndex, recorded: Mapping[str, _Recorded]) -> None:
     keys = {id_: _key(function) for id_, function in index.functions.items()}
-    pending = PendingRows[Calls]()
-    for record in process.read():
-        if isinstance(record, Calls):
+    pending = PendingRows[Calls | Lines]()
+    for record in process.read(details=("lines",)):
+        if isinstance(record, Calls | Lines):
             pending.add(record)
         elif isinstance(record, Step):
             rows = pending.take(record)
@@ -224,10 +259,12 @@ def _add_functions(process: Process, index: TraceIndex, recorded: Mapping[str, _
             if of_role is None or record.n == 1 or of_role.steps == of_role.batches.count:
                 continue
             times: FunctionTimes = {}
-            add_calls(times, record, rows)
+            add_calls(times, record, [row for row in rows if isinstance(row, Calls)])
             batch = of_role.batches.of(of_role.steps)
             of_role.steps += 1
             _add_step(of_role, batch, {id_: time for id_, time in times.items() if id_ in keys}, keys, index)
+            if batch is not None:
+                _add_lines(of_role, batch, [row for row in rows if isinstance(row, Lines)], keys, index)
 
 
 def _add_step(
@@ -245,6 +282,19 @@ def _add_step(
         series = recorded.functions[keys[id_]]
         series.self_ns[batch] += time.self_ns
         series.calls[batch] += time.calls
+
+
+def _add_lines(
+    recorded: _Recorded, batch: int, rows: Sequence[Lines], keys: Mapping[int, _Key], index: TraceIndex
+) -> None:
+    for row in rows:
+        if row.function in keys:
+            for line, ns in zip(row.line, row.ns, strict=True):
+                key = keys[row.function], line - index.functions[row.function].line
+                if key not in recorded.lines:
+                    recorded.lines[key] = [0] * recorded.batches.number
+                    recorded.places[key[0]] = index.functions[row.function]
+                recorded.lines[key][batch] += ns
 
 
 def _key(function: Function) -> _Key:
@@ -279,7 +329,9 @@ def _role(role: str, a: _Measured, b: _Measured, least_change: float) -> RoleDif
     first, second = a.recorded[role], b.recorded[role]
     recorded = first.steps, second.steps
     if min(recorded) < LEAST:
-        return RoleDiff(role, recorded, enough=False, common=None, scatter=None, functions=(), appeared=(), vanished=())
+        return RoleDiff(
+            role, recorded, enough=False, common=None, scatter=None, functions=(), lines=(), appeared=(), vanished=()
+        )
     shared = [key for key in first.functions if key in second.functions]
     error = _ERROR / max(1, len(first.functions.keys() | second.functions.keys()))
     times = {key: compare(first.self_ns(key), second.self_ns(key), error) for key in shared}
@@ -289,13 +341,7 @@ def _role(role: str, a: _Measured, b: _Measured, least_change: float) -> RoleDif
     known = len(ratios) >= _FUNCTIONS_FOR_SCATTER
     common, scatter = median_and_spread(ratios) if known else (0.0, 0.0)
 
-    def claimed(time: Difference) -> bool:
-        if not time.beyond_noise or abs(time.change) <= matter or not _is_large(time, least_change):
-            return False
-        if not time.a or not time.b:
-            return True
-        return abs(log(time.b / time.a) - common) > max(_BEYOND_SCATTER * scatter, log(1 + least_change))
-
+    claimed = partial(_claimed, matter=matter, common=common, scatter=scatter, least_change=least_change)
     functions = [
         FunctionDiff(
             role=role,
@@ -315,9 +361,31 @@ def _role(role: str, a: _Measured, b: _Measured, least_change: float) -> RoleDif
         common=exp(common) if known else None,
         scatter=scatter if known else None,
         functions=tuple(functions),
+        lines=_lines(role, first, second, claimed),
         appeared=_only_in(role, second, first, error),
         vanished=_only_in(role, first, second, error),
     )
+
+
+def _claimed(time: Difference, *, matter: float, common: float, scatter: float, least_change: float) -> bool:
+    if not time.beyond_noise or abs(time.change) <= matter or not _is_large(time, least_change):
+        return False
+    if not time.a or not time.b:
+        return True
+    return abs(log(time.b / time.a) - common) > max(_BEYOND_SCATTER * scatter, log(1 + least_change))
+
+
+def _lines(role: str, a: _Recorded, b: _Recorded, claimed: Callable[[Difference], bool]) -> tuple[LineDiff, ...]:
+    """Lines that ran in both runs; what lines in general took is what functions in general took."""
+    shared = [key for key in a.lines if key in b.lines]
+    error = _ERROR / max(1, len(shared))
+    found = []
+    for key in shared:
+        function = b.places[key[0]]
+        difference = compare(a.line_ns(key), b.line_ns(key), error)
+        found.append(LineDiff(role, function, function.line + key[1], difference, claimed(difference)))
+    found.sort(key=lambda each: abs(each.ns.change), reverse=True)
+    return tuple(found)
 
 
 def _in_functions(recorded: _Recorded) -> float:

@@ -9,7 +9,8 @@ from rich.console import Console, RenderableType
 from rich.text import Text
 
 from tcmon.report import wording
-from tcmon.report.diff import Diff, FunctionDiff, OnlyIn, RoleDiff
+from tcmon.report.diff import Diff, FunctionDiff, LineDiff, OnlyIn, RoleDiff
+from tcmon.report.diff_state import StateDiff
 from tcmon.report.layout import BAD, FAINT, GOOD, HEADING, ellipsis_of, show, show_line, table, width_of
 from tcmon.report.noise import LEAST, Difference
 from tcmon.trace.fields import Setting
@@ -23,7 +24,7 @@ _NAME_WIDTH: Final = 20
 def render_diff(diff: Diff, console: Console, *, top: int) -> None:
     """Print on `console` what differs, of the functions `top` in each list."""
     page = _DiffPage(diff, console, top)
-    for section in (page.heading(), page.steps(), page.functions(), page.conclusion()):
+    for section in (page.heading(), page.states(), page.steps(), page.functions(), page.conclusion()):
         for part in section:
             if isinstance(part, Text):
                 show_line(part, console)
@@ -47,6 +48,24 @@ class _DiffPage:
             yield self._text(f"{fact.name}: {_setting(fact.a)} in A, {_setting(fact.b)} in B", BAD)
         if not self._diff.facts:
             yield Text("The same command, options and versions.", FAINT)
+
+    def states(self) -> Iterator[RenderableType]:
+        for each in self._diff.states:
+            if not each.compared and not each.differs:
+                continue
+            of = "" if each.rank is None else f"  rank {each.rank}"
+            yield _BLANK
+            yield Text.assemble(("Parameters", HEADING), (of, FAINT))
+            yield from (self._text(*line) for line in _told(each, self._top))
+            if each.losses:
+                rows = table()
+                for head in ("loss at step", "A", "B"):
+                    rows.add_column(head, justify="right", no_wrap=True)
+                rows.add_column("", no_wrap=True)
+                for pair in each.losses:
+                    verdict = Text("differs", BAD) if pair.differs else Text("the same", FAINT)
+                    rows.add_row(f"{pair.n:,}", _loss(pair.a), _loss(pair.b), verdict)
+                yield rows
 
     def steps(self) -> Iterator[RenderableType]:
         shown = [each for each in self._diff.steps if any(each.counts)]
@@ -81,6 +100,7 @@ class _DiffPage:
                 yield Text(f"Functions not compared: {recorded}, {LEAST} needed of each", FAINT)
                 continue
             yield from self._slower_or_faster(role, recorded)
+            yield from self._lines(role)
             yield from self._called(role)
             yield from self._only_in("Called in B only", role.appeared)
             yield from self._only_in("Called in A only", role.vanished)
@@ -110,6 +130,14 @@ class _DiffPage:
         columns = {head: [self._cells(each.self_ns)[at] for each in claimed] for at, head in enumerate(_HEADS)}
         yield from self._table(columns, claimed)
 
+    def _lines(self, role: RoleDiff) -> Iterator[RenderableType]:
+        claimed = [each for each in role.lines if each.claimed]
+        if claimed:
+            yield _BLANK
+            yield Text.assemble(("Time at lines per recorded step", HEADING), (f"  {role.role}, calls included", FAINT))
+            columns = {head: [self._cells(each.ns)[at] for each in claimed] for at, head in enumerate(_HEADS)}
+            yield from self._table(columns, claimed)
+
     def _called(self, role: RoleDiff) -> Iterator[RenderableType]:
         claimed = [each for each in role.functions if each.calls_claimed]
         if not claimed:
@@ -134,7 +162,7 @@ class _DiffPage:
             yield from self._table(columns, functions)
 
     def _table(
-        self, columns: dict[str, list[str]], functions: Sequence[FunctionDiff | OnlyIn]
+        self, columns: dict[str, list[str]], functions: Sequence[FunctionDiff | LineDiff | OnlyIn]
     ) -> Iterator[RenderableType]:
         shown = functions[: self._top]
         cells = {head: column[: self._top] for head, column in columns.items()}
@@ -148,9 +176,8 @@ class _DiffPage:
         rows.add_column("", no_wrap=True, style=FAINT)
         for at, each in enumerate(shown):
             function = each.function
-            place = wording.place(
-                function.file, function.line, self._cwd, room - for_names - 2, self._ellipsis, self._encoding
-            )
+            line = each.line if isinstance(each, LineDiff) else function.line
+            place = wording.place(function.file, line, self._cwd, room - for_names - 2, self._ellipsis, self._encoding)
             name = wording.cropped(names[at], for_names, self._ellipsis)
             rows.add_row(*(Text(column[at]) for column in cells.values()), Text(name), Text(place))
         yield rows
@@ -187,3 +214,25 @@ def _setting(value: Setting) -> str:
     if isinstance(value, tuple):
         return shlex.join(value)
     return "none" if value is None else str(value)
+
+
+def _loss(value: float | None) -> str:
+    return "" if value is None else repr(value)
+
+
+def _told(diff: StateDiff, top: int) -> Iterator[tuple[str, str]]:
+    """What is to say of parameters, line by line with its style."""
+    if diff.inputs is not None and (diff.first is None or diff.inputs <= diff.first.n):
+        yield f"The model's inputs differ first, at step {diff.inputs:,}: other data, or another order of them.", BAD
+    if (first := diff.first) is not None:
+        when = "already before the optimizer's step" if first.before else "after the optimizer's step, not before it"
+        names = ", ".join(first.parameters[:top]) + (", ..." if len(first.parameters) > top else "")
+        yield f"Parameters differ first at step {first.n:,}, {when}: {names}", BAD
+        sampled = "; samples of elements were compared" if first.sampled else ""
+        yield f"{len(first.parameters):,} of {first.of:,} parameters differ there{sampled}.", FAINT
+    before = "" if diff.last_same is None else f", the last of them step {diff.last_same:,}"
+    same = diff.compared - (diff.first is not None)
+    if diff.compared:
+        yield f"They are the same in {wording.counted(same, 'step')} that both runs recorded{before}.", FAINT
+    if diff.first is None and diff.loss is not None:
+        yield f"The loss differs first at step {diff.loss.n:,}.", BAD
