@@ -50,6 +50,13 @@ def session(
     return attached.profile(steps, warmup, on_done, options, sys._getframe(1))
 
 
+def load_ipython_extension(shell: "Any") -> None:
+    """IPython's `%load_ext tcmon`: adds the cell magic `%%tcmon [options]`."""
+    from tcmon import notebook
+
+    notebook.load(shell)
+
+
 def __getattr__(name: str) -> object:
     if name == "samplers":
         import importlib

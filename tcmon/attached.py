@@ -190,7 +190,12 @@ class RunSummary:
 
         text = io.StringIO()
         console = Console(
-            file=text, record=html, width=100, force_terminal=html, color_system="truecolor" if html else None
+            file=text,
+            record=html,
+            width=100,
+            force_terminal=html,
+            force_jupyter=False,  # it would show the text by itself
+            color_system="truecolor" if html else None,
         )
         render(self._summary, console)
         brief(self._checked, str(self.run_dir), console)
@@ -205,7 +210,12 @@ def attach(options: dict[str, Any], caller: FrameType) -> Attached:
     Raises `TypeError` and `ValueError` for bad options, before anything is done, and `TcmonError` if the process is
     watched already, the run directory can't be made, or no tool id is left.
     """
-    session = _begin(_checked(options, "attach", frozenset()), caller)
+    return watch(_checked(options, "attach", frozenset()), _place(caller))
+
+
+def watch(options: Options, origin: str) -> Attached:
+    """Watch this process from now on; `origin` says who asks for it. Raises `TcmonError` as `attach`."""
+    session = _begin(options, origin)
     attached = Attached(session)
     session.meet_running()
     return attached
@@ -226,7 +236,7 @@ def profile(
         if name in options:
             raise TypeError(f"session() has no option {name!r}: it records the steps that steps and warmup say")
     options["sampler"] = Steps(f"{warmup + 1}:{warmup + steps}")
-    session = _begin(_checked(options, "session", _OF_A_PROFILE), caller)
+    session = _begin(_checked(options, "session", _OF_A_PROFILE), _place(caller))
     profile = Profile(session, warmup + steps, on_done)
     session.meet_running()
     return profile
@@ -249,9 +259,12 @@ def _checked(options: dict[str, Any], function: str, taken: frozenset[str]) -> O
     return Options(**options)
 
 
-def _begin(options: Options, caller: FrameType) -> Session:
-    where = f"{caller.f_code.co_filename}:{caller.f_lineno}"
+def _place(frame: FrameType) -> str:
+    return f"{frame.f_code.co_filename}:{frame.f_lineno}"
+
+
+def _begin(options: Options, origin: str) -> Session:
     if (running := running_session()) is not None:
         raise TcmonError(f"this process is watched already, since {running.origin}; detach() that session first")
     main = getattr(sys.modules.get("__main__"), "__file__", None)
-    return Session(options, command=sys.orig_argv, script=main or "python", origin=where)
+    return Session(options, command=sys.orig_argv, script=main or "python", origin=origin)
