@@ -11,13 +11,15 @@ from pathlib import Path
 import orjson
 import pytest
 import trace_builder as tb
-from hypothesis import given
+from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from program_runs import TCMON, run
 from test_calltree import FUNCTIONS, nodes, recorded, row
+from test_reader import mutations
 from trace_builder import Node
 from view_runs import EVALUATED, MS, RECORDED, STEP, Page, data_of, page_of, write_view_run
 
+from tcmon.errors import TcmonError
 from tcmon.trace.calltree import call_trees
 from tcmon.trace.reader import open_run
 from tcmon.view import gather
@@ -156,6 +158,23 @@ def test_runs_without_steps_cut_or_without_a_trace_have_a_page(tmp_path: Path) -
     for size in (10, len(whole) // 2, len(whole) - 5):
         trace.write_bytes(whole[:size])
         assert 'id="steps"' in page_of(directory)
+
+
+@given(st.data())
+@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+def test_a_damaged_trace_has_a_page_or_is_refused(tmp_path: Path, data: st.DataObject) -> None:
+    directory = tmp_path / "run"
+    if not directory.exists():
+        write_view_run(directory)
+        (directory / "whole").write_bytes((directory / f"trace-{tb.PID}.jsonl").read_bytes())
+    damaged = data.draw(mutations((directory / "whole").read_bytes()))
+    (directory / f"trace-{tb.PID}.jsonl").write_bytes(damaged)
+    try:
+        made = page(open_run(directory), "").decode()
+    except TcmonError:
+        return
+    assert 'id="steps"' in made
+    assert data_of(made).keys() >= {"roles", "steps", "functions"}
 
 
 def test_ranks_stand_side_by_side(tmp_path: Path) -> None:

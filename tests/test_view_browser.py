@@ -7,7 +7,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from view_runs import RECORDED, page_of, write_view_run
+import trace_builder as tb
+from view_runs import MS, RECORDED, page_of, write_view_run
 
 webdriver = pytest.importorskip("selenium.webdriver", reason="selenium is not installed")
 
@@ -181,7 +182,7 @@ def test_steps_are_chosen_by_list_buttons_keys_and_links(browser: Any, page: Pat
     browser.execute_script(
         "const list = document.getElementById('role'); list.value = 'eval'; list.dispatchEvent(new Event('change'))"
     )
-    assert text_of(browser, "chosen").startswith("All 1 recorded evaluation")
+    assert text_of(browser, "chosen").startswith("The one recorded evaluation step")
     assert browser.get_log("browser") == []
 
 
@@ -221,6 +222,33 @@ def test_dragging_zooms_and_a_double_click_shows_all_again_and_chooses_nothing(b
     until(lambda: browser.execute_script(shown) == whole, "all steps are seen again")
     time.sleep(0.5)
     assert text_of(browser, "chosen").startswith("All 4 recorded")
+
+
+def test_runs_that_lack_most_things_open_without_errors(browser: Any, tmp_path: Path) -> None:
+    start = [tb.header(), tb.loop(1), tb.function(1, "f"), tb.function(2, "g"), tb.parameter(1, "a")]
+    body = {"thread": 1, "function": 1, "body": True, "line": [1, 2], "hits": [1, 1], "ns": [MS, MS]}
+    nan = {"norm": ["nan"], "grad_norm": ["inf"], "update": [None], "nonfinite": [2], "grad_nonfinite": [3]}
+    other_thread = tb.calls(1, 0, [(2, 0), (0, 3 * MS)], thread=7)
+    kinds = {
+        "no steps": [],
+        "none recorded": [tb.steps([MS] * 3)],
+        "no calls": [tb.of_step("lines", 1, **body), tb.step(1, 0, 2 * MS), tb.steps([2 * MS] * 3)],
+        "evaluation only": [tb.step(1, 0, MS, role="eval"), tb.steps([MS] * 3, role="eval")],
+        "one step": [tb.calls(1, 0, [(1, 0), (0, MS)]), tb.step(1, 0, MS)],
+        "no time": [tb.of_step("loss", 1, value=["nan"]), tb.step(1, 0, 0), tb.steps([0, 0])],
+        "nothing finite": [tb.state(1, [1], **nan), tb.step(1, 0, MS), tb.steps([MS] * 3)],
+        "threads": [tb.calls(1, 0, [(1, 0), (0, MS)]), other_thread, tb.step(1, 0, MS), tb.steps([MS])],
+    }
+    for name, records in kinds.items():
+        file = tmp_path / f"{name}.html"
+        file.write_text(page_of(tb.write_run(tmp_path / name, [*start, *records, tb.end()])))
+        opened(browser, file)
+        assert (name, browser.get_log("browser")) == (name, [])
+    browser.execute_script(
+        "const list = document.getElementById('thread'); list.value = '1'; list.dispatchEvent(new Event('change'))"
+    )
+    assert "other threads3.00 ms" in text_of(browser, "calls-table")
+    assert browser.get_log("browser") == []
 
 
 @pytest.mark.parametrize("dark", [False, True])

@@ -316,7 +316,7 @@
     const took = one ? steps.took[steps.n.indexOf(chosen.n)] : data.all[chosen.role].took;
     const of = one ? 1 : data.all[chosen.role].steps;
     const root = { id: "all", above: null, total: otherThreads ? 0 : took, own: 0, calls: 0, below: [], depth: 0 };
-    root.name = otherThreads ? "other threads" : one ? `step ${number(chosen.n)}` : `${number(of)} steps`;
+    root.name = otherThreads ? "other threads" : one ? `step ${number(chosen.n)}` : of === 1 ? "1 step" : `${number(of)} steps`;
     const made = new Map();
     if (flame) {
       const [paths, totals, owns, calls] = flame;
@@ -446,7 +446,7 @@
         each.style.setProperty("--share", `${share * 100}%`);
       }
       box.querySelector(".lines-of").textContent = one ? `Of step ${number(chosen.n)}, calls from a line included.`
-        : `Per recorded step, calls from a line included; over ${number(Number(box.dataset.steps))} steps.`;
+        : `Per recorded step, calls from a line included; over ${number(Number(box.dataset.steps))} ${box.dataset.steps === "1" ? "step" : "steps"}.`;
     }
   }
 
@@ -460,7 +460,8 @@
     fillSteps();
     const steps = data.steps[role], i = steps.n.indexOf(n);
     byId("chosen").textContent = (note || "") + (n === null
-      ? `All ${number(data.all[role].steps)} recorded ${NAMES[role]} steps together`
+      ? (data.all[role].steps === 1 ? `The one recorded ${NAMES[role]} step`
+        : `All ${number(data.all[role].steps)} recorded ${NAMES[role]} steps together`)
       : `${NAMES[role][0].toUpperCase()}${NAMES[role].slice(1)} step ${number(n)}: ${duration(steps.took[i])}, data wait ` +
         `${duration(steps.waited[i])}, stage ${data.texts[steps.stage[i]]}, recorded because of ${data.texts[steps.reason[i]]}`) +
       (flame && flame[0].length ? "" : "; no calls were recorded");
