@@ -256,6 +256,9 @@ def _checked(options: dict[str, Any], function: str, taken: frozenset[str]) -> O
         options["record"] = tuple(part.strip() for part in record.split(","))
     elif isinstance(record, Iterable):
         options["record"] = tuple(record)
+    for name in ("include", "exclude"):
+        if isinstance(patterns := options.get(name), str):
+            options[name] = tuple(part.strip() for part in patterns.split(","))
     return Options(**options)
 
 

@@ -23,11 +23,12 @@ class Options:
     apart, under the same rule with `eval_interval` and `eval_warmup` (None: as for training). A `sampler` or
     `eval_sampler` decides in the place of the rule; where `sampler` holds a budget, evaluation steps spend of it too.
     `trigger`, a sampler or a list of them, has training steps recorded beside those that are chosen so. `record` names
-    what is kept of these steps, and `lines` functions (as "Model.forward") whose lines are kept too. With `flight`,
-    recorded steps are held in memory, that many at most, and written only when a trigger asks for steps, after an
-    uncaught exception, an interrupt, SIGTERM or a hang: no step for `hang_after` seconds (None: not watched for),
-    of which a note is made in any case. From `max_bytes` on, the trace of
-    a process takes no more details, only the times of steps. `out` is the run directory, None for a new one under
+    what is kept of these steps, and `lines` functions (as "Model.forward") whose lines are kept too; `include` and
+    `exclude` are patterns ("torch.nn.*"; a package stands for all in it) of modules whose functions' calls are kept, or
+    are not. With `flight`, recorded steps are held in memory, that many at most, and written only when a trigger asks
+    for steps, after an uncaught exception, an interrupt, SIGTERM or a hang: no step for `hang_after` seconds (None: not
+    watched for), of which a note is made in any case. From `max_bytes` on, the trace of a process takes no more
+    details, only the times of steps. `out` is the run directory, None for a new one under
     `tcmon-runs`. `train_loop` and `eval_loop` name a loop as "FILE:LINE" (the line of its `for` or `while`) in the
     place of those that would be found. `on_step` is called with a `StepNumbers` after each step, in the loop's thread;
     what it takes is counted as the next step's wait. Raises `ValueError` or `TypeError` naming argument and value.
@@ -42,6 +43,8 @@ class Options:
     trigger: Sampler | Sequence[Sampler] = ()
     record: tuple[str, ...] = DEFAULT
     lines: tuple[str, ...] = ()
+    include: tuple[str, ...] = ()
+    exclude: tuple[str, ...] = ()
     flight: int | None = None
     hang_after: float | None = None
     max_bytes: int = 2 << 30
@@ -90,6 +93,12 @@ class Options:
             raise TypeError(f"lines must be a list of names of functions, not {names!r}")
         if self.lines and "lines" not in self.record:
             raise ValueError("lines of functions are recorded only where record holds 'lines'")
+        for name in ("include", "exclude"):
+            patterns = getattr(self, name)
+            if not isinstance(patterns, tuple | list) or not all(isinstance(each, str) for each in patterns):
+                raise TypeError(f"{name} must be a list of patterns of modules' names, not {patterns!r}")
+            if not all(patterns):
+                raise ValueError(f"{name} must be a list of patterns of modules' names as torch.nn.*, not {patterns!r}")
         if self.out is not None and not isinstance(self.out, Path):
             raise TypeError(f"out must be a path, not {self.out!r}")
         if self.on_step is not None and not callable(self.on_step):
@@ -143,8 +152,10 @@ class Options:
             for name, value in (("flight", self.flight), ("hang_after", self.hang_after))
             if value is not None
         }
+        patterns = {name: list(value) for name in ("include", "exclude") if (value := getattr(self, name))}
         return {
             **samplers,
+            **patterns,
             **others,
             "interval": training.interval,
             "warmup": training.warmup,

@@ -19,6 +19,7 @@ from tcmon.capture.calls import CallRecorder, Returned, Yielded
 from tcmon.capture.kinds import recorders
 from tcmon.capture.landmarks import Landmarks
 from tcmon.capture.lines import LineRecorder
+from tcmon.capture.modulefilter import ModuleFilter
 from tcmon.capture.owners import ModuleTable
 from tcmon.capture.owntime import OwnTime
 from tcmon.capture.recorder import Equipment, Recorder
@@ -119,8 +120,15 @@ class Recording:
         tool: Tool,
         failed: Callable[[BaseException], None],
         landmarks: Callable[[], Landmarks | None],
+        include: Sequence[str] = (),
+        exclude: Sequence[str] = (),
     ) -> None:
-        """Record these kinds in recorded steps, with the events of `tool` and `landmarks`."""
+        """Record these kinds in recorded steps, with the events of `tool` and `landmarks`.
+
+        Calls only of functions in modules that the patterns `include` and `exclude` leave (see `ModuleFilter`).
+        """
+        chosen = ModuleFilter(include, exclude, self._names.module_of) if include or exclude else None
+        leaves_out = None if chosen is None else chosen.leaves_out
         self._recorders = recorders(
             record,
             Equipment(
@@ -132,6 +140,7 @@ class Recording:
                 landmarks,
                 ModuleTable(self._names),
                 c_functions="cfunctions" in record,
+                leaves_out=leaves_out,
             ),
         )
         self._calls = next((each for each in self._recorders if isinstance(each, CallRecorder)), None)

@@ -119,7 +119,7 @@ class Session:
             raise TcmonError(f"can't write to {self.run_dir}: {error.strerror}") from None
         self._phases: Phases | None = None
         landmarks = functools.cache(self._landmarks)
-        self._recording.equip(options.record, capturing, self._failed, landmarks)
+        self._recording.equip(options.record, capturing, self._failed, landmarks, options.include, options.exclude)
         self._dispatch_ns = empty_callback_ns(tracking)
         self._counting_ns = 0
         self._samplers = {role: Steered(self._guarded(role)) for role in Role}

@@ -179,6 +179,9 @@ def test_without_a_free_tool_id_nothing_is_made(run_dir: Path) -> None:
         ({"out": 3}, TypeError, "out must be a path, not 3"),
         ({"sampler": 3}, TypeError, "sampler must be an object with the methods"),
         ({"sampler": tcmon.samplers.Always}, TypeError, "sampler must be an object with the methods"),
+        ({"include": 3}, TypeError, "include must be a list of patterns of modules' names, not 3"),
+        ({"exclude": ["torch", 3]}, TypeError, "exclude must be a list of patterns of modules' names, not"),
+        ({"exclude": "torch,"}, ValueError, "exclude must be a list of patterns"),
         ({"speed": 3}, TypeError, r"attach\(\) has no option 'speed'"),
     ],
 )

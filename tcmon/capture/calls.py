@@ -19,7 +19,7 @@ from tcmon.capture.owners import OwnerListener
 from tcmon.capture.owntime import OwnTime
 from tcmon.capture.positions import Placed, Positions
 from tcmon.capture.recorder import Equipment, Step, identity
-from tcmon.monitoring.tool import Tool, events
+from tcmon.monitoring.tool import DISABLE, Tool, events
 from tcmon.trace.names import CFunction, NameTable
 
 _EVENTS = events.PY_START | events.PY_RESUME | events.PY_THROW | events.PY_RETURN | events.PY_YIELD | events.PY_UNWIND
@@ -59,6 +59,8 @@ class CallRecorder:
         self._reports = equipment.call_reports
         listeners = [OwnerListener(equipment.modules), *(report.listener for report in equipment.call_reports)]
         self._log = CallLog(equipment.tool, equipment.failed, equipment.own, listeners)
+        if equipment.leaves_out is not None:
+            self._log.leave_out(equipment.leaves_out)
         if equipment.c_functions:
             self._log.hear_c_functions(CFunctions())
         self._open: dict[int, list[Segment]] = {}
@@ -126,6 +128,7 @@ class CallLog:
         self._listeners = listeners
         self._hearing: dict[int, tuple[Listener, ...]] = {}
         """By the id of a code object, those who hear of its calls."""
+        self._leaves_out: Callable[[CodeType], bool] | None = None
         self._c_functions: CFunctions | None = None
         self._open_c: dict[int, list[CFunction]] = {}
         """Calls of C functions that have not ended, by thread."""
@@ -138,6 +141,11 @@ class CallLog:
         self.events = 0
         self._on = False
         self._failed = failed
+        self._register()
+
+    def leave_out(self, leaves_out: Callable[[CodeType], bool]) -> None:
+        """Log no calls of the code that this says so of."""
+        self._leaves_out = leaves_out
         self._register()
 
     def hear_c_functions(self, functions: CFunctions) -> None:
@@ -180,9 +188,13 @@ class CallLog:
         hearing = self._hearing.get
         unknown = (None,)
         tells_ends = len(self._listeners) > 1  # not only that of owners
+        # Where nothing is to be heard of, the place is silenced; not for good, so it is asked for each event.
+        leaves_out = self._leaves_out
 
-        def started(code: CodeType, _offset: int) -> None:
+        def started(code: CodeType, _offset: int) -> object:
             try:
+                if leaves_out is not None and leaves_out(code):
+                    return DISABLE
                 extend((code, now(), thread()))
                 if hearing(id(code), unknown):
                     self._tell_of_start(code)
@@ -190,31 +202,41 @@ class CallLog:
                     self._only_count()
             except BaseException as error:
                 failed(error)
+            return None
 
         def resumed(code: CodeType, _offset: int, _thrown: object = None) -> None:
             try:
+                if leaves_out is not None and leaves_out(code):
+                    return
                 extend((code, now(), thread()))
                 if len(log) > limit:
                     self._only_count()
             except BaseException as error:
                 failed(error)
 
-        def returned(code: CodeType, _offset: int, value: object) -> None:
+        def returned(code: CodeType, _offset: int, value: object) -> object:
             try:
+                if leaves_out is not None and leaves_out(code):
+                    return DISABLE
                 extend((Returned, now(), thread()))
                 if tells_ends and hearing(id(code)):
                     self._tell_of_end(code, value, raised=False)
             except BaseException as error:
                 failed(error)
+            return None
 
-        def yielded(_code: CodeType, _offset: int, _value: object) -> None:
+        def yielded(code: CodeType, _offset: int, _value: object) -> None:
             try:
+                if leaves_out is not None and leaves_out(code):
+                    return
                 extend((Yielded, now(), thread()))
             except BaseException as error:
                 failed(error)
 
         def unwound(code: CodeType, _offset: int, raised: BaseException) -> None:
             try:
+                if leaves_out is not None and leaves_out(code):
+                    return
                 extend((type(raised), now(), thread()))
                 if tells_ends and hearing(id(code)):
                     self._tell_of_end(code, None, raised=True)
@@ -307,8 +329,11 @@ class CallLog:
     def _only_count(self) -> None:
         """The step has more calls than are stored: from here on the log stays as it is."""
 
-        def counted(_code: CodeType, _offset: int, _thrown: object = None) -> None:
-            self._dropped += 1
+        leaves_out = self._leaves_out
+
+        def counted(code: CodeType, _offset: int, _thrown: object = None) -> None:
+            if leaves_out is None or not leaves_out(code):
+                self._dropped += 1
 
         for event in (events.PY_START, events.PY_RESUME, events.PY_THROW):
             self._tool.on(event, counted)

@@ -23,6 +23,13 @@ Examples:
   tcmon run -- torchrun --nproc-per-node 2 train.py"""
 
 
+def _patterns(context: Context, option: Parameter, value: str | None) -> tuple[str, ...]:
+    patterns = () if value is None else tuple(part.strip() for part in value.split(","))
+    if not all(patterns):
+        raise click.BadParameter(f"{value!r} is no list of modules; give names or patterns as torch.nn.*")
+    return patterns
+
+
 class _Run(click.Command):
     """Tells what follows `--`, a command, from a script."""
 
@@ -214,6 +221,18 @@ def _recordable(context: Context, option: Parameter, value: str) -> tuple[str, .
     metavar="FUNC",
     multiple=True,
     help="Record the lines of this function too, as in Model.forward. May be given several times.",
+)
+@click.option(
+    "--include",
+    metavar="LIST",
+    callback=_patterns,
+    help="Record calls of functions in these modules only, as in train,torch.nn.*.  [default: all]",
+)
+@click.option(
+    "--exclude",
+    metavar="LIST",
+    callback=_patterns,
+    help="Record no calls of functions in these modules, as in torch.optim.",
 )
 @click.option(
     "--out",

@@ -66,7 +66,7 @@ class NameTable:
                 {
                     "kind": "function",
                     "id": self._functions,
-                    "module": self._module(thing.co_filename),
+                    "module": self.module_of(thing.co_filename),
                     "qualname": _short(thing.co_qualname),
                     "file": _short(thing.co_filename),
                     "line": max(0, thing.co_firstlineno),
@@ -84,7 +84,7 @@ class NameTable:
             name = vars(type)["__qualname__"].__get__(thing)
             self._new.append({"kind": "exception", "id": self._exceptions, "name": _short(name)})
 
-    def _module(self, file: str) -> str | None:
+    def module_of(self, file: str) -> str | None:
         """The name of the module whose source is `file`, or None."""
         if file not in self._modules and self._modules_seen != len(sys.modules):
             self._modules_seen = len(sys.modules)
