@@ -211,13 +211,18 @@ def test_charts_of_steps_zoom_together_by_keys_and_mouse(browser: Any, page: Pat
     mouse(browser, "mouseReleased", x + 30, y + 1)
     low, high = until(lambda: (now := browser.execute_script(shown)) != whole and now, "the loss is zoomed too")
     assert whole[0] < low < 22 < high < whole[1]
-    x, y = point(browser, "times-train", "recorded", 0)
-    for count in (1, 2):
-        mouse(browser, "mousePressed", x, y, clickCount=count)
-        mouse(browser, "mouseReleased", x, y, clickCount=count)
-    until(lambda: browser.execute_script(shown) == whole, "all steps are seen again")
-    time.sleep(0.5)
-    assert text_of(browser, "chosen").startswith("All 4 recorded")
+    for _ in range(20):
+        # Two clicks may be too far apart for a double click where the machine is busy: they choose the step then.
+        x, y = point(browser, "times-train", "recorded", 0)
+        before = text_of(browser, "chosen")
+        for count in (1, 2):
+            mouse(browser, "mousePressed", x, y, clickCount=count)
+            mouse(browser, "mouseReleased", x, y, clickCount=count)
+        time.sleep(1)
+        if browser.execute_script(shown) == whole:
+            break
+    assert browser.execute_script(shown) == whole
+    assert text_of(browser, "chosen") == before
     assert browser.get_log("browser") == []
 
 
