@@ -82,6 +82,11 @@ class Attached:
         """Record the next `count` training steps, whatever the sampler says; raises `ValueError`, `TypeError`."""
         self._session.record_next(count)
 
+    def finish(self) -> None:
+        """Stop watching and complete the trace, without a summary."""
+        with self._lock:
+            self._session.finish(reason="detached", exit_code=None)
+
     def detach(self) -> RunSummary:
         """Stop watching, complete the trace, and return the summary; a second call returns the same one."""
         with self._lock:

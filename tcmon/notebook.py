@@ -8,9 +8,6 @@ from typing import Any
 
 from tcmon.options import Options
 
-_NONE_HERE = ("program", "as_module", "after_dashes", "follow", "quiet", "log_level")
-_SAMPLERS = ("steps", "budget", "every", "ratio")
-
 
 def load(shell: Any) -> None:
     """Give an IPython shell the magic."""
@@ -26,25 +23,18 @@ def options_of(line: str) -> Options:
     """The options that `tcmon run` would take from `line`; raises `ValueError` saying what is wrong with it."""
     import click
 
-    from tcmon.cli.run import run
+    from tcmon.cli.run import chosen_options, watching_options
 
+    command = click.Command("%%tcmon", params=[*watching_options(), click.Argument(["cell"], nargs=-1)])
     try:
-        words = shlex.split(line)
-        context = run.make_context("%%tcmon", [*words, "cell"])
+        context = command.make_context("%%tcmon", shlex.split(line))
     except click.exceptions.Exit:
         raise ValueError("see `tcmon run --help` for the options") from None
     except click.ClickException as error:
         raise ValueError(error.format_message()) from None
-    chosen = dict(context.params)
-    if chosen["program"] != ("cell",):
-        raise ValueError(f"{chosen['program'][0]!r} is no option of %%tcmon")
-    for name in _NONE_HERE:
-        chosen.pop(name, None)
-    for name in _SAMPLERS:
-        sampler = chosen.pop(name, None)
-        if sampler is not None:
-            chosen["sampler"] = chosen["sampler"] | sampler if "sampler" in chosen else sampler
-    return Options(**chosen)
+    if context.params["cell"]:
+        raise ValueError(f"{context.params['cell'][0]!r} is no option of %%tcmon")
+    return Options(**chosen_options({name: value for name, value in context.params.items() if name != "cell"}))
 
 
 def run_cell(shell: Any, line: str, cell: str) -> Any:

@@ -5,6 +5,7 @@ import sys
 import click
 
 from tcmon import __version__
+from tcmon.cli.attach import attach, detach
 from tcmon.cli.check import check
 from tcmon.cli.demo import demo
 from tcmon.cli.diff import diff
@@ -43,7 +44,7 @@ def command_line() -> None:
     """Watch a PyTorch training run at almost no cost, without a change to the program."""
 
 
-for command in (run, record, loops, report, view, check, diff, export, query, demo):
+for command in (run, attach, detach, record, loops, report, view, check, diff, export, query, demo):
     command_line.add_command(command)
 
 

@@ -275,9 +275,7 @@ def run(
     """
     if not program:
         raise click.UsageError("there is no program to run; give a Python script, or -m and a module")
-    for sampler in (steps, budget, every, ratio):
-        if sampler is not None:
-            options["sampler"] = options["sampler"] | sampler if "sampler" in options else sampler
+    options = chosen_options({"steps": steps, "budget": budget, "every": every, "ratio": ratio, **options})
     if after_dashes and not as_module and shutil.which(program[0]):
         if follow is False:
             raise click.UsageError("a command after -- can't be watched with --no-follow")
@@ -312,3 +310,21 @@ def _run(
         quiet=quiet,
         follow=log_level if follow else None,
     )
+
+
+_OF_RUN = ("program", "as_module", "follow", "quiet", "log_level")
+_SAMPLERS = ("steps", "budget", "every", "ratio")
+
+
+def watching_options() -> list[Parameter]:
+    """Those options of `tcmon run` that say what is recorded, and where."""
+    return [each for each in run.params if each.name not in _OF_RUN]
+
+
+def chosen_options(values: dict[str, Any]) -> dict[str, Any]:
+    """Values of these options as `Options` takes them: a step is recorded that any of the samplers picks."""
+    chosen = {name: value for name, value in values.items() if name not in _SAMPLERS}
+    for sampler in (values.get(name) for name in _SAMPLERS):
+        if sampler is not None:
+            chosen["sampler"] = chosen["sampler"] | sampler if "sampler" in chosen else sampler
+    return chosen

@@ -54,7 +54,7 @@ def run_command(program: Sequence[str], options: Options, command: Sequence[str]
     meta |= _facts_of_the_first(run_dir)
     write_atomically(run_dir / "run.json", meta)
     if not quiet:
-        _summarise(run_dir)
+        summarise_run(run_dir)
     return code
 
 
@@ -126,7 +126,8 @@ def _wait(process: subprocess.Popen[bytes]) -> int:
             signal.signal(number, handler)
 
 
-def _summarise(run_dir: Path) -> None:
+def summarise_run(run_dir: Path) -> None:
+    """Show what a run directory holds on stderr; a fault in it is told, and not raised."""
     from rich.console import Console
 
     from tcmon.checks.run import check
