@@ -20,6 +20,7 @@ from tcmon.capture.kinds import recorders
 from tcmon.capture.landmarks import Landmarks
 from tcmon.capture.lines import LineRecorder
 from tcmon.capture.modulefilter import ModuleFilter
+from tcmon.capture.ops import OpsRecorder
 from tcmon.capture.owners import ModuleTable
 from tcmon.capture.owntime import OwnTime
 from tcmon.capture.recorder import Equipment, Recorder
@@ -150,6 +151,12 @@ class Recording:
         for recorder in self._recorders:
             if isinstance(recorder, LineRecorder):
                 recorder.add_function(code)
+
+    def program_profiles(self) -> None:
+        """A profiler of the program is about to start."""
+        for recorder in self._recorders:
+            if isinstance(recorder, OpsRecorder):
+                recorder.program_profiles()
 
     # The tracker's sink
 

@@ -24,6 +24,7 @@ from typing import Any
 from tcmon import __version__
 from tcmon.analysis.roles import Proposal, Role
 from tcmon.capture.landmarks import Landmarks
+from tcmon.capture.ops import PROFILERS
 from tcmon.errors import TcmonError
 from tcmon.hang import HangWatch
 from tcmon.happenings import Happenings
@@ -153,6 +154,9 @@ class Session:
         self._tell_phases(tracker)
         for name in options.lines:
             self._discovery.await_code(name, lambda code, _frame: self._recording.record_lines_of(code))
+        if "ops" in options.record:
+            for name in PROFILERS:
+                self._discovery.await_code(name, self._program_profiles)
         self._happenings = happenings = Happenings(self._recording, self._discovery, self._functions(), landmarks)
         self._listening = Listening(self._samplers, tracker.counters, happenings)
         self._on_step = None
@@ -325,6 +329,10 @@ class Session:
             functions.unwinds = tracker.returns
             for name, first_start in functions.functions():
                 self._discovery.await_code(name, first_start)
+
+    def _program_profiles(self, code: CodeType, _frame: object) -> None:
+        if code.co_filename.endswith(("torch/autograd/profiler.py", "torch/profiler/profiler.py")):
+            self._recording.program_profiles()
 
     def _hung(self, note: dict[str, Any]) -> None:
         """There was no step for long; called in a thread of its own."""

@@ -8,10 +8,12 @@ from tcmon.capture.args import ArgsRecorder
 from tcmon.capture.calls import CallRecorder
 from tcmon.capture.lines import LineRecorder
 from tcmon.capture.loss import LossRecorder
+from tcmon.capture.ops import OpsRecorder
 from tcmon.capture.recorder import Equipment, Recorder
 from tcmon.capture.state import StateRecorder
 
 RECORDERS: dict[str, Callable[[Equipment], Recorder]] = {
+    "ops": OpsRecorder,
     "state": StateRecorder,
     "loss": LossRecorder,
     "lines": LineRecorder,

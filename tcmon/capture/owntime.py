@@ -24,7 +24,7 @@ class OwnTime:
 
     def without(self, times: Sequence[int], begin: int) -> list[int]:
         """`times` (sorted) as they would be if nothing had been spent since `begin`."""
-        stretches = self._since(begin)
+        stretches = self.since(begin)
         if not stretches:
             return list(times)
         spent = list(accumulate(end - start for start, end in stretches))
@@ -38,7 +38,8 @@ class OwnTime:
         found += [time - shift for time in times[at:]]
         return found
 
-    def _since(self, begin: int) -> list[tuple[int, int]]:
+    def since(self, begin: int) -> list[tuple[int, int]]:
+        """The stretches that began at `begin` or later."""
         while True:
             try:
                 recent = list(takewhile(lambda each: each[0] >= begin, reversed(self._stretches)))
