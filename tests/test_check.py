@@ -177,6 +177,98 @@ WRONG = {
             (F.cross_entropy(out.softmax(1), y) + side.pow(2).mean()).backward()
             opt.step()
     """,
+    "gradients-never-cleared, of some": """
+        for x, y in batches():
+            net.body.zero_grad()
+            losses(x, y).backward()
+            opt.step()
+    """,
+    "gradients-never-cleared, with two backward passes": """
+        for x, y in batches():
+            losses(x, y).backward()
+            net(x)[1].pow(2).mean().backward()
+            opt.step()
+    """,
+    "nothing-trainable": """
+        net.requires_grad_(False)
+        more = torch.nn.Linear(4, 4)
+        for x, y in batches():
+            opt.zero_grad()
+            losses(more(x), y).backward()
+            opt.step()
+    """,
+    "step-changes-nothing": """
+        net.to(torch.bfloat16)
+        opt = torch.optim.SGD(net.parameters(), lr=1e-7)
+        for x, y in batches(66):
+            opt.zero_grad()
+            losses(x.bfloat16(), y).backward()
+            opt.step()
+    """,
+    "learning-rate-zero": """
+        plan = torch.optim.lr_scheduler.LambdaLR(opt, lambda epoch: epoch / 10)
+        for x, y in batches(66):
+            opt.zero_grad()
+            losses(x, y).backward()
+            opt.step()
+    """,
+    "learning-rate-vanished, early to a hundredth": """
+        plan = torch.optim.lr_scheduler.MultiStepLR(opt, [6, 10])
+        for epoch in range(12):
+            for x, y in batches(15):
+                opt.zero_grad()
+                losses(x, y).backward()
+                opt.step()
+                plan.step()
+    """,
+    "warm-up-without-end": """
+        plan = torch.optim.lr_scheduler.LambdaLR(opt, lambda n: min(1.0, (n + 1) / 100))
+        for epoch in range(6):
+            for x, y in batches(15):
+                opt.zero_grad()
+                losses(x, y).backward()
+                opt.step()
+            plan.step()
+    """,
+    "updates-too-large": """
+        opt = torch.optim.SGD(net.parameters(), lr=1.0, weight_decay=0.9)
+        for x, y in batches(88):
+            opt.zero_grad()
+            losses(x, y).backward()
+            for p in net.parameters(): p.grad.normal_()
+            opt.step()
+    """,
+    "loss-constant": """
+        net = Net(1)
+        opt = torch.optim.Adam(net.parameters(), lr=1e-3)
+        for x, y in batches(66):
+            opt.zero_grad()
+            F.cross_entropy(net(x)[0], 0 * y).backward()
+            opt.step()
+    """,
+    "gradient-always-zero": """
+        for x, y in batches(88):
+            opt.zero_grad()
+            out, side = net(x)
+            (F.cross_entropy(out, y) + 0 * side.pow(2).mean()).backward()
+            opt.step()
+    """,
+    "tied-weights-apart": """
+        class Tied(Net):
+            def __init__(self):
+                super().__init__()
+                self.words = torch.nn.Embedding(9, 8)
+                self.out = torch.nn.Linear(8, 9, bias=False)
+                self.out.weight.data.copy_(self.words.weight.data)
+            def forward(self, y):
+                return self.out(self.words(y))
+        net = Tied()
+        opt = torch.optim.Adam([*net.words.parameters(), *net.out.parameters()])
+        for x, y in batches():
+            opt.zero_grad()
+            F.cross_entropy(net(y), y).backward()
+            opt.step()
+    """,
     "clipped-after-step": """
         for x, y in batches():
             opt.zero_grad()
@@ -278,6 +370,77 @@ RIGHT = {
             opt.step()
             plan.step()
     """,
+    "a warm-up in epochs": """
+        plan = torch.optim.lr_scheduler.LambdaLR(opt, lambda n: min(1.0, (n + 1) / 4) * 0.1 ** (n // 5))
+        for epoch in range(8):
+            for x, y in batches(12):
+                opt.zero_grad()
+                losses(x, y).backward()
+                opt.step()
+            plan.step()
+    """,
+    "a run that ends within its warm-up": """
+        plan = torch.optim.lr_scheduler.LinearLR(opt, 0.001, total_iters=1000)
+        for x, y in batches(88):
+            opt.zero_grad()
+            losses(x, y).backward()
+            opt.step()
+            plan.step()
+    """,
+    "adapters that start at zero beside frozen weights": """
+        class Adapted(torch.nn.Module):
+            def __init__(self, base):
+                super().__init__()
+                self.base = base
+                self.down = torch.nn.Parameter(torch.randn(2, base.in_features))
+                self.up = torch.nn.Parameter(torch.zeros(base.out_features, 2))
+            def forward(self, x):
+                return self.base(x) + x @ self.down.T @ self.up.T
+        net.requires_grad_(False)
+        net.head, net.side = Adapted(net.head), Adapted(net.side)
+        opt = torch.optim.AdamW(net.parameters(), lr=1e-2)
+        for x, y in batches(88):
+            opt.zero_grad()
+            losses(x, y).backward()
+            opt.step()
+    """,
+    "layers that are copies of one another, and tied weights": """
+        class Layers(torch.nn.Module):
+            def __init__(self):
+                super().__init__()
+                one = torch.nn.Linear(8, 8, bias=False)
+                self.words = torch.nn.Embedding(9, 8)
+                self.layers = torch.nn.ModuleList(__import__("copy").deepcopy(one) for _ in range(3))
+                self.out = torch.nn.Linear(8, 9)
+                self.out.weight = self.words.weight
+            def forward(self, y):
+                h = self.words(y)
+                for layer in self.layers: h = h + layer(h).tanh()
+                return self.out(h)
+        net = Layers()
+        opt = torch.optim.Adam(net.parameters())
+        for x, y in batches():
+            opt.zero_grad()
+            F.cross_entropy(net(y), y).backward()
+            opt.step()
+    """,
+    "a part of the loss that sets in later": """
+        for n, (x, y) in enumerate(batches(130)):
+            opt.zero_grad()
+            out, side = net(x)
+            (F.cross_entropy(out, y) + min(1, n // 30) * side.pow(2).mean()).backward()
+            opt.step()
+    """,
+    "a policy gradient": """
+        for episode in range(66):
+            opt.zero_grad()
+            seen = torch.randn(10, 4)
+            chosen = torch.distributions.Categorical(logits=net(seen)[0])
+            action = chosen.sample()
+            reward = (action == (seen.sum(1) > 0)).float()
+            (-(chosen.log_prob(action) * (reward - reward.mean())).mean() + net(seen)[1].pow(2).mean()).backward()
+            opt.step()
+    """,
     "a teacher in evaluation mode": """
         teacher = Net().eval()
         for x, y in batches(66):
@@ -307,6 +470,8 @@ def test_what_is_wrong_is_found_and_nothing_else(name: str, tmp_path: Path) -> N
     found = [finding.rule for finding in checked(WRONG[name], tmp_path).findings]
     expected = name.partition(",")[0]
     allowed = {expected}
+    if expected in ("loss-constant", "nothing-trainable"):
+        allowed |= {"no-gradient-at-step", "no-gradient-reaches", "gradient-always-zero", "in-no-optimizer"}
     if "replaced" in name or "another" in name:
         # Two sides of one thing: parameters without an optimizer, an optimizer without gradients.
         allowed |= {"in-no-optimizer", "no-gradient-at-step"}
@@ -324,6 +489,42 @@ def test_no_alarm_is_raised_by(name: str, tmp_path: Path) -> None:
 def test_every_rule_has_a_program_that_it_finds() -> None:
     assert {rule.id for rule in RULES} == {name.partition(",")[0] for name in WRONG}
     assert all((rule.__doc__ and "ilent" in rule.__doc__) or rule.id == "optimizer-made-anew" for rule in RULES)
+
+
+def of_ranks(folder: Path, hashes: list[list[str]], batches: list[list[str]]) -> Checked:
+    """The check of a run whose ranks had these parameters, before and after each step, and got these batches."""
+    ranks = []
+    for rank, (contents, given) in enumerate(zip(hashes, batches, strict=True)):
+        records: list[dict[str, Any]] = [header(pid=100 + rank), loop(1), parameter(1, "a"), steps([100] * len(given))]
+        for n, batch in enumerate(given, 1):
+            before, after = contents[n - 1], contents[n]
+            modes = of_step("modes", n, module=["M"], training=[True], mixed=[[]], sensitive=[0], stepped=[True])
+            inputs = of_step("inputs", n, module=["M"], hash=[batch], reused=[False], logits=0, probabilities=0)
+            records += [state(n, [1], before=[before], after=[after]), modes, inputs, step(n, 100 * (n - 1), 100)]
+        ranks.append([*records, end()])
+    write_run(folder, ranks[0])
+    (folder / "trace-4242.jsonl").rename(folder / "trace-rank0.0-100.jsonl")
+    for rank, records in enumerate(ranks):
+        text = "".join(json.dumps(record) + "\n" for record in records)
+        (folder / f"trace-rank{rank}.0-{100 + rank}.jsonl").write_text(text)
+    return check(open_run(folder))
+
+
+def test_replicas_that_come_apart_are_told_from_parts_of_a_model_and_from_replicas_that_meet_again(
+    tmp_path: Path,
+) -> None:
+    own = [["p", "q", "r"], ["s", "t", "u"]]
+    cases = {
+        "apart": ([["a", "b", "c", "d"], ["a", "B", "C", "D"]], own, ["replicas-apart"]),
+        "together": ([["a", "b", "c", "d"], ["a", "b", "c", "d"]], own, []),
+        "parts": ([["a", "b", "c", "d"], ["A", "B", "C", "D"]], own, []),
+        "averaged now and then": ([["a", "b", "c", "d"], ["a", "B", "c", "D"]], own, []),
+        "same batches": ([["a", "b", "c", "d"]] * 2, [own[0]] * 2, ["ranks-get-the-same-batch"]),
+        "same batches for parts": ([["a", "b", "c", "d"], ["A", "B", "C", "D"]], [own[0]] * 2, []),
+    }
+    for name, (hashes, batches, expected) in cases.items():
+        found = of_ranks(tmp_path / name, hashes, batches)
+        assert [finding.rule for finding in found.findings] == expected, name
 
 
 def made_up(folder: Path) -> Path:

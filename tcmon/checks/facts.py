@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from tcmon.trace.details import Inputs, Loss, Modes, Optimizer, Parameter, State
 from tcmon.trace.reader import Process
-from tcmon.trace.records import Step, Steps
+from tcmon.trace.records import End, Step, Steps
 
 _KINDS = ("parameter", "optimizer", "state", "loss", "modes", "inputs")
 
@@ -37,9 +37,10 @@ class StepFacts:
 
 @dataclass(slots=True)
 class RunFacts:
-    """What is known at the end: how many steps of each role there were."""
+    """How many steps of each role there were so far, and whether the run is over."""
 
     steps: dict[str, int]
+    ended: bool = False
 
 
 def recorded_facts(process: Process, run: RunFacts) -> Iterator[StepFacts]:
@@ -57,6 +58,8 @@ def recorded_facts(process: Process, run: RunFacts) -> Iterator[StepFacts]:
         run.steps[times.role] = max(run.steps.get(times.role, 0), times.n)
     for record in process.read(calls=False, details=_KINDS):
         match record:
+            case End():
+                run.ended = True
             case Parameter():
                 parameters[record.id] = record
             case Optimizer():

@@ -6,34 +6,22 @@ They rest on what was observed: gradients, hashes, modes. Names are only told, n
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
-from typing import ClassVar, Protocol
+from collections.abc import Iterator
+from typing import ClassVar
 
+from tcmon.checks import effects
 from tcmon.checks.facts import RunFacts, StepFacts
+from tcmon.checks.rule import Rule
+from tcmon.checks.rule import made as _finding
 from tcmon.trace.details import Finding, State
-
-_SHOWN = 8
-"""Parameters that one finding names."""
-
-
-class Rule(Protocol):
-    """Looks at the recorded steps of one process in their order, and says at the end what it has found."""
-
-    id: ClassVar[str]
-
-    def look(self, facts: StepFacts) -> None:
-        """One more recorded step."""
-
-    def findings(self, run: RunFacts) -> Iterator[Finding]:
-        """What is wrong; nothing, if there is no sign of it."""
 
 
 class GradientsNeverCleared:
     """Gradients of a step are still there when the next step's first backward pass begins, and are added to.
 
-    From two recorded steps in a row (the default warm-up records the first two) in both of which the same, single
-    optimizer stepped, with one backward pass each: gradients that are accumulated on purpose come without an
-    optimizer's step between. Silent where a step has several optimizers or backward passes.
+    Of all parameters or of some. From two recorded steps in a row (the default warm-up records the first two) in both
+    of which the same, single optimizer stepped: gradients that are accumulated on purpose come without an optimizer's
+    step between. Silent where a step has several optimizers, and if in any two steps in a row nothing was left.
     """
 
     id: ClassVar[str] = "gradients-never-cleared"
@@ -47,7 +35,7 @@ class GradientsNeverCleared:
         if facts.step.role != "train":
             return
         last, self._last = self._last, None
-        if len(facts.states) != 1 or len(facts.losses) != 1:
+        if len(facts.states) != 1 or not facts.losses:
             return
         [state] = facts.states
         self._last = state
@@ -55,8 +43,12 @@ class GradientsNeverCleared:
             return
         left = [norm or 0.0 for norm in state.grad_before]
         had = [norm or 0.0 for norm in last.grad_norm]
-        kept = [i for i, (now, before) in enumerate(zip(left, had, strict=False)) if before > 0 and _close(now, before)]
-        if not kept or len(kept) < sum(norm > 0 for norm in had):
+        kept = [
+            i
+            for i, (now, before, trainable) in enumerate(zip(left, had, state.requires_grad, strict=False))
+            if before > 0 and trainable and _close(now, before)
+        ]
+        if not kept:
             self._cleared = True
         elif self._found is None:
             names = [facts.name(state.parameter[i]) for i in kept]
@@ -345,17 +337,18 @@ class EvaluatedInTrainingMode:
 
 
 class RateVanished:
-    """The learning rate falls to less than a millionth of its highest long before training ends.
+    """The learning rate falls to a millionth of its highest long before training ends, or early to a hundredth.
 
     A schedule meant for epochs that is stepped for each batch. From recorded steps whose rate is that low, with more
-    than half of all steps still to come after the first of them; silent about rates that rise again.
+    than half of all steps still to come after the first of them, or, known when a run of a hundred steps or more is
+    over, seven eighths. Silent about rates that rise again.
     """
 
     id: ClassVar[str] = "learning-rate-vanished"
 
     def __init__(self) -> None:
         self._highest: dict[tuple[int, int], float] = {}
-        self._low: dict[tuple[int, int], tuple[int, float, int]] = {}
+        self._low: dict[tuple[tuple[int, int], float], tuple[int, float, int]] = {}
 
     def look(self, facts: StepFacts) -> None:
         if facts.step.role != "train":
@@ -367,16 +360,18 @@ class RateVanished:
                     continue
                 key = state.optimizer, number
                 highest = self._highest[key] = max(rate, self._highest.get(key, 0.0))
-                if rate > 1e-6 * highest or not highest:
-                    self._low.pop(key, None)
-                else:
-                    first, at_first, count = self._low.get(key, (state.n, float(rate), 0))
-                    self._low[key] = first, at_first, count + 1
+                for share in (1e-6, 1e-2):
+                    if rate > share * highest or not highest:
+                        self._low.pop((key, share), None)
+                    else:
+                        first, at_first, count = self._low.get((key, share), (state.n, float(rate), 0))
+                        self._low[key, share] = first, at_first, count + 1
 
     def findings(self, run: RunFacts) -> Iterator[Finding]:
         total = run.steps.get("train", 0)
-        for key, (first, rate, count) in self._low.items():
-            if count >= 2 and first <= total / 2:
+        for (key, share), (first, rate, count) in self._low.items():
+            early = first <= total / 2 if share < 1e-3 else run.ended and total >= 100 and first <= total / 8
+            if count >= 2 and early:
                 yield _finding(
                     self.id,
                     "warning",
@@ -598,24 +593,10 @@ RULES: tuple[type[Rule], ...] = (
     SameBatchAgain,
     ProbabilitiesAsLogits,
     ClippedAfterStep,
+    *effects.RULES,
 )
 """All rules, in the order in which their findings are told."""
 
 
 def _close(a: float, b: float) -> bool:
     return math.isclose(a, b, rel_tol=1e-4)
-
-
-def _finding(
-    rule: str,
-    severity: str,
-    n: int,
-    observed: str,
-    why: str,
-    look: str,
-    parameters: Sequence[str],
-    *,
-    role: str = "train",
-) -> Finding:
-    shown = [*parameters[:_SHOWN], *(["…"] if len(parameters) > _SHOWN else [])]
-    return Finding(rule, severity, role, n, observed, why, look, shown, None, None)

@@ -6,6 +6,7 @@ from collections.abc import Container
 from dataclasses import dataclass
 
 from tcmon.checks.facts import RunFacts, recorded_facts
+from tcmon.checks.ranks import RANK_RULES
 from tcmon.checks.rules import RULES
 from tcmon.trace.details import SEVERITIES, Finding
 from tcmon.trace.reader import Run
@@ -26,15 +27,31 @@ def check(run: Run, *, ignored: Container[str] = ()) -> Checked:
     """
     found: dict[tuple[str, str], Finding] = {}
     steps = 0
+    across = [rule() for rule in RANK_RULES if rule.id not in ignored]
+    compared: set[int] = set()
     for process in run.processes:
         rules = [rule() for rule in RULES if rule.id not in ignored]
         facts_of_run = RunFacts({})
+        # The latest trace of each rank comes first.
+        rank = process.rank if process.rank not in compared else None
+        if rank is not None:
+            compared.add(rank)
         for facts in recorded_facts(process, facts_of_run):
             steps += bool(facts.states or facts.modes)
             for rule in rules:
                 rule.look(facts)
+            for rank_rule in across if rank is not None else ():
+                rank_rule.look(process.rank or 0, facts)
         for rule in rules:
             for finding in rule.findings(facts_of_run):
                 found.setdefault((finding.rule, finding.observed), finding)
+    for rank_rule in across:
+        for finding in rank_rule.findings():
+            found.setdefault((finding.rule, finding.observed), finding)
     ordered = sorted(found.values(), key=lambda finding: SEVERITIES.index(finding.severity))
     return Checked(tuple(ordered), steps)
+
+
+def rule_ids() -> tuple[str, ...]:
+    """The ids of all rules."""
+    return (*(rule.id for rule in RULES), *(rule.id for rule in RANK_RULES))

@@ -29,12 +29,12 @@ def check(run: Path, *, as_json: bool, fail_on: str | None, ignore: tuple[str, .
     Findings are errors (certainly wrong), warnings (probably wrong) and hints (worth a look).
     """
     # What reading takes is imported only for a command line without mistakes.
-    from tcmon.checks.rules import RULES
     from tcmon.checks.run import check as checked
+    from tcmon.checks.run import rule_ids
     from tcmon.checks.text import render
     from tcmon.trace.reader import open_run
 
-    known = {rule.id for rule in RULES}
+    known = rule_ids()
     for rule in ignore:
         if rule not in known:
             raise click.UsageError(f"there is no rule {rule!r}; the rules are {', '.join(sorted(known))}")
