@@ -27,10 +27,10 @@ Examples:
 @click.option(
     "--to",
     "target",
-    type=click.Choice(("perfetto", "parquet", "tensorboard")),
+    type=click.Choice(("perfetto", "parquet", "tensorboard", "traincheck")),
     required=True,
     help="One file for ui.perfetto.dev and chrome://tracing; a folder of tables for pandas, DuckDB and others; a "
-    "folder of event files.",
+    "folder of event files; a trace folder that traincheck-infer and traincheck-check read.",
 )
 @click.option(
     "-o",
@@ -38,7 +38,7 @@ Examples:
     metavar="PATH",
     type=click.Path(path_type=Path),
     help="What to write. A file is compressed if it ends in .gz, and - is standard output."
-    "  [default: RUN.perfetto.json.gz, RUN.parquet or RUN.tensorboard here]",
+    "  [default: RUN.perfetto.json.gz, RUN.parquet, ... here]",
 )
 @click.option(
     "--steps",
@@ -72,8 +72,10 @@ def export(
             _to_perfetto(run, output or Path(f"{name}.perfetto.json.gz"), chosen, force=force)
         elif target == "parquet":
             _to_parquet(run, output or Path(f"{name}.parquet"), chosen, force=force)
-        else:
+        elif target == "tensorboard":
             _to_tensorboard(run, output or Path(f"{name}.tensorboard"), chosen, force=force)
+        else:
+            _to_traincheck(run, output or Path(f"{name}.traincheck"), chosen, force=force)
     except TcmonError as error:
         raise click.ClickException(str(error)) from None
     except BrokenPipeError:
@@ -140,6 +142,25 @@ def _to_tensorboard(run: "Run", output: Path, steps: "StepRange | None", *, forc
     steps_in_it = f"{wording.counted(exported.steps, 'step')}, {exported.recorded:,} recorded"
     click.echo(f"{output}: {steps_in_it}, {wording.counted(exported.scalars, 'value')}")
     click.echo(f"Look at it with: tensorboard --logdir {shlex.quote(str(output))}")
+
+
+def _to_traincheck(run: "Run", output: Path, steps: "StepRange | None", *, force: bool) -> None:
+    from tcmon.cli.progress import progress
+    from tcmon.export.output import written_folder
+    from tcmon.export.traincheck import export as export_run
+    from tcmon.export.traincheck import is_of_export, total_bytes
+    from tcmon.report import wording
+
+    with (
+        written_folder(output, force=force, is_ours=is_of_export) as folder,
+        progress(total_bytes(run, steps)) as advance,
+    ):
+        exported = export_run(run, folder, steps=steps, advance=advance)
+    _warn(exported.damaged_calls, "damaged rows of calls were passed over")
+    _warn(exported.without_state, "recorded training steps tell nothing of parameters (--record calls,args,state)")
+    counts = f"{wording.counted(exported.calls, 'call')}, {exported.states:,} states of parameters"
+    click.echo(f"{output}: {wording.counted(exported.steps, 'recorded step')}, {counts}")
+    click.echo(f"Infer invariants with: traincheck-infer -f {shlex.quote(str(output))}")
 
 
 def _warn(number: int, what: str) -> None:
