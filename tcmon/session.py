@@ -350,7 +350,8 @@ class Session:
         observer = self._samplers[role].observer
         if observer is None or self._tracker is None:
             return
-        counted = self._tracker.callback_ns + round(self._tracker.callbacks * self._dispatch_ns)
+        cost = self._overhead()
+        counted = cost["callback_ns"] + cost["dispatch_ns"]
         counting, self._counting_ns = counted - self._counting_ns, counted
         try:
             observer.observe(n, took_ns, spent_ns, counting, others_ns)
@@ -455,8 +456,10 @@ class Session:
         _log.info("no training loop after all: %s:%d in %s: %s", loop["file"], loop["line"], loop["qualname"], reason)
 
     def _overhead(self) -> dict[str, Any]:
-        """What counting steps has cost so far, and what became of the budget if there is one."""
-        callbacks, spent = (0, 0) if self._tracker is None else (self._tracker.callbacks, self._tracker.callback_ns)
+        """What counting steps and telling their phases has cost so far, and what became of the budget."""
+        counting = [each for each in (self._tracker, self._phases) if each is not None]
+        callbacks = sum(each.callbacks for each in counting)
+        spent = sum(each.callback_ns for each in counting)
         budget = self._budget
         return {
             "callbacks": callbacks,

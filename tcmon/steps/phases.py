@@ -49,6 +49,9 @@ _PATIENCE = 100
 """Calls of a data loader between steps, and none within one, after which it is no longer looked at: the loop's own wait
 is known anyway, and most loops wait for nothing else."""
 
+_SAMPLED_EVERY = 61
+"""Of so many ends of phases, one is timed."""
+
 _BOTH = events.PY_START | events.PY_RETURN
 
 
@@ -116,8 +119,19 @@ class Phases:
         self._watched_calls: dict[int, int] = {}
         self._lent: dict[int, int] = {}
         self._borrower: dict[int, Callable[[CodeType, FrameType], None]] = {}
+        self._ended = self._samples = self._sampled_ns = 0
         tool.on(events.PY_START, self._start_callback())
         tool.on(events.PY_RETURN, self._return_callback())
+
+    @property
+    def callbacks(self) -> int:
+        """How often a phase began or ended."""
+        return 2 * self._ended
+
+    @property
+    def callback_ns(self) -> int:
+        """Time spent in the callbacks of phases, from samples of their ends: their starts do as much."""
+        return self._sampled_ns * self.callbacks // self._samples if self._samples else 0
 
     def functions(self) -> list[tuple[str, Callable[[CodeType, FrameType], None]]]:
         """The qualified names of functions, and what is to be called as they start for the first time."""
@@ -225,15 +239,22 @@ class Phases:
     def _return_callback(self) -> Callable[[CodeType, int, object], None]:
         clocks, phase_of, lent, borrower = self.clocks, self._phase_of, self._lent, self._borrower
         time = perf_counter_ns
+        next_sample = _SAMPLED_EVERY
 
         def on_return(code: CodeType, _offset: int, _value: object) -> None:
+            nonlocal next_sample
+            now = time()
             try:
                 clock = clocks.get(get_ident())
                 if clock is not None and clock.stack and id(code) in phase_of:
-                    now = time()
                     clock.times[clock.now_in] += now - clock.since
                     clock.since = now
                     clock.now_in = clock.stack.pop()
+                    self._ended = ended = self._ended + 1
+                    if ended >= next_sample:
+                        next_sample = ended + _SAMPLED_EVERY
+                        self._samples += 1
+                        self._sampled_ns += time() - now
                 if lent and lent.get(id(code), 0) & events.PY_RETURN:
                     borrower[events.PY_RETURN](code, sys._getframe(1))
             except BaseException as error:
