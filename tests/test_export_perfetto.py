@@ -18,7 +18,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from program_runs import TCMON, environment, tcmon_run
 from test_reader import WHOLE, mutations
-from trace_builder import calls, encode, exception, function, header, loop, step, steps, write_run
+from trace_builder import calls, encode, exception, function, header, loop, of_step, state, step, steps, write_run
 from trace_events import Events, Slice, nested, read_events
 
 from tcmon.errors import TcmonError
@@ -64,6 +64,42 @@ def test_steps_stages_calls_waits_and_counters_have_their_places(tmp_path: Path)
     }
     assert counters == {"train steps: time": [(0, 50), (50, 40), (90, 30)], "eval steps: time": [(125, 20)]}
     assert (result.steps, result.recorded, result.calls, result.left_out) == (4, 2, 4, 0)
+
+
+def test_loss_and_norms_are_counters_and_operators_have_tracks(tmp_path: Path) -> None:
+    ops = {
+        "name": ["gemm", "aten::mm", "aten::linear"],
+        "begin": [15, 12, 10],
+        "ns": [30, 8, 20],
+        "device": ["cuda:0", "cpu", "cpu"],
+        "thread": [7, 1, 1],
+        "bytes": [0, 64, 0],
+    }
+    records = [
+        *NAMES,
+        of_step("loss", 1, value=[0.5, 1.5]),
+        state(1, [1, 2], norm=[3.0, 4.0], grad_norm=[0.6, 0.8], update=[0.25, 0.75]),
+        of_step("ops", 1, **ops),
+        of_step("device", 1, device="cuda:0", ns=30),
+        step(1, 0, 50),
+        of_step("loss", 2, value=["nan"]),
+        step(2, 50, 50),
+        of_step("loss", 3, value=[0.25]),
+        step(3, 100, 50),
+        steps([50, 50, 50]),
+    ]
+    events, result = exported(write_run(tmp_path, records))
+    counters = {
+        name: [(at, *map(float, value.values())) for at, value in values] for name, values in events.counters.items()
+    }
+    assert counters["train: loss"] == [(50, 1.0), (150, 0.25)]
+    assert counters["train: gradient norm"] == [(50, 1.0)]
+    assert counters["train: parameter norm"] == [(50, 5.0)]
+    assert counters["train: update ratio"] == [(50, 0.5)]
+    assert counters["cuda:0: busy per step"] == [(0, 3e-05)]
+    assert shape(events.tracks["ops on cpu, thread 1"]) == [("aten::linear", 10, 30, [("aten::mm", 12, 20, [])])]
+    assert shape(events.tracks["ops on cuda:0, stream 7"]) == [("gemm", 15, 45, [])]
+    assert result.left_out == 0
 
 
 def test_slices_say_what_is_known_of_them(tmp_path: Path) -> None:

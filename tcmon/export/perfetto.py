@@ -1,7 +1,8 @@
 """A run as Chrome trace-event JSON, for ui.perfetto.dev and chrome://tracing.
 
 Each process has a track of stages, tracks of steps (one for each loop, data wait within the step), one track for
-each thread with the calls of recorded steps, and a counter of step times. Times count from the start of the run.
+each thread with the calls of recorded steps, tracks of operators where they were recorded, and counters of step times,
+loss and norms. Times count from the start of the run.
 
 What is kept while writing is the index of recorded steps and one step's calls, of each of the loops that are
 within each other.
@@ -11,6 +12,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from heapq import heappop, heappush, heapreplace
 from itertools import chain, count
+from math import isfinite
 from pathlib import PurePath
 from typing import BinaryIO, Final
 
@@ -18,8 +20,10 @@ from tcmon.errors import TcmonError
 from tcmon.export.chrome import ChromeTrace, described, encoded, track_of
 from tcmon.export.lanes import Lanes
 from tcmon.export.selection import ALL_TIME, StepRange, Window, no_such_steps, window_of
+from tcmon.export.training import figures_of
 from tcmon.trace.calltree import RETURNED, Call
 from tcmon.trace.described import short
+from tcmon.trace.details import DeviceTime, Ops
 from tcmon.trace.everystep import OUTSIDE, TimedStep, every_step
 from tcmon.trace.index import TraceIndex
 from tcmon.trace.reader import Process, RecordedStep, Run, reason_of
@@ -35,6 +39,7 @@ _LANES: Final = 16
 _STAGE_ORDER: Final = 0
 _STEP_ORDER: Final = 1
 _THREAD_ORDER: Final = 1000
+_OPS_ORDER: Final = 100_000
 
 type Advance = Callable[[int], object]
 
@@ -209,12 +214,54 @@ class _ProcessExport:
         recorded = self._index.load(file, place)
         self._advance(self._index.size(place))
         self._exported.recorded += recorded.step.role != OUTSIDE
+        if recorded.details:
+            self._write_training(recorded)
+            self._write_ops(recorded)
         threads: dict[int, list[Call]] = {}
         for root in recorded.calls:
             threads.setdefault(root.thread, []).append(root)
         for thread in threads:
             self._add_thread(thread, recorded)
         return [chain.from_iterable(root.walk() for root in roots) for roots in threads.values()]
+
+    def _write_training(self, recorded: RecordedStep) -> None:
+        """Counters of what the step came to, as it ended."""
+        step = recorded.step
+        figures = figures_of(recorded.details)
+        values = {
+            "loss": figures.loss,
+            "gradient norm": figures.grad_norm,
+            "parameter norm": figures.norm,
+            "update ratio": figures.update,
+        }
+        for name, value in values.items():
+            # The format has no number for what is not finite.
+            if value is not None and isfinite(value):
+                at = self._zero + step.begin + step.end
+                self._trace.counter(self._process.pid, encoded(f"{step.role}: {name}"), at, f'"value":{value!r}')
+        for row in recorded.details:
+            if isinstance(row, DeviceTime):
+                name = encoded(f"{row.device}: busy per step")
+                self._trace.counter(self._process.pid, name, self._zero + step.begin, f'"ms":{row.ns / 1e6:.6f}')
+
+    def _write_ops(self, recorded: RecordedStep) -> None:
+        """Operators and kernels, on a track for each device and thread (or stream) of it."""
+        for row in recorded.details:
+            if isinstance(row, Ops):
+                columns = zip(row.begin, row.ns, row.name, row.device, row.thread, row.bytes, strict=True)
+                for begin, took, name, device, thread, size in sorted(columns, key=lambda op: (op[0], -op[1])):
+                    key = f"ops on {device}", thread
+                    track = self._tracks.get(key)
+                    if track is None:
+                        number = sum(each == key[0] for each, _ in self._tracks) + 1
+                        shown = f"{key[0]}, thread {number}" if device == "cpu" else f"{key[0]}, stream {thread}"
+                        track = self._tracks[key] = _Track(shown, _OPS_ORDER + _LANES * len(self._tracks))
+                    lane = track.lanes.place(begin, begin + took)
+                    if lane is None:
+                        self._exported.left_out += 1
+                        continue
+                    what = described(name, "op", f'"bytes":{size}' if size else "")
+                    self._slice(self._lane_of(track, lane), begin, begin + took, what)
 
     def _write_call(self, call: Call) -> None:
         track = self._threads[call.thread]
