@@ -241,6 +241,8 @@ def test_memory_does_not_grow_with_the_recorded_steps(tmp_path: Path, monkeypatc
         tb.write_run(directory, [])
         with (directory / f"trace-{tb.PID}.jsonl").open("wb") as trace:
             trace.write(tb.encode([tb.header(), tb.loop(1), *(tb.function(id, f"f{id}") for id in range(1, 60))]))
+            # A trace is searched for loops in blocks: both are longer than some of them.
+            trace.write(tb.encode([{"kind": "of another version", "text": "x" * 100_000}]) * 40)
             for n in range(1, count + 1):
                 begin = MS * (n - 1)
                 events = [(1 + (at + n) % 50 if at % 2 == 0 else 0, 100 + n % 7) for at in range(800)]
