@@ -31,7 +31,8 @@ class Options:
     details, only the times of steps. `out` is the run directory, None for a new one under
     `tcmon-runs`. `train_loop` and `eval_loop` name a loop as "FILE:LINE" (the line of its `for` or `while`) in the
     place of those that would be found. `on_step` is called with a `StepNumbers` after each step, in the loop's thread;
-    what it takes is counted as the next step's wait. Raises `ValueError` or `TypeError` naming argument and value.
+    what it takes is counted as the next step's wait. With `check`, what is wrong with the training is told as it is
+    found, by all rules but those in `ignore`. Raises `ValueError` or `TypeError` naming argument and value.
     """
 
     interval: int = 20
@@ -52,6 +53,8 @@ class Options:
     train_loop: str | None = None
     eval_loop: str | None = None
     on_step: Callable[[StepNumbers], object] | None = None
+    check: bool = True
+    ignore: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
         numbers = (("interval", 1), ("warmup", 0), ("eval_interval", 1), ("eval_warmup", 0), ("max_bytes", 0))
@@ -101,6 +104,17 @@ class Options:
                 raise ValueError(f"{name} must be a list of patterns of modules' names as torch.nn.*, not {patterns!r}")
         if self.out is not None and not isinstance(self.out, Path):
             raise TypeError(f"out must be a path, not {self.out!r}")
+        if type(self.check) is not bool:
+            raise TypeError(f"check must be True or False, not {self.check!r}")
+        rules: object = self.ignore
+        if not isinstance(rules, tuple | list) or not all(isinstance(rule, str) for rule in rules):
+            raise TypeError(f"ignore must be a list of names of rules, not {rules!r}")
+        if self.ignore:
+            from tcmon.checks.run import rule_ids
+
+            for rule in self.ignore:
+                if rule not in (known := rule_ids()):
+                    raise ValueError(f"ignore can't hold {rule!r}: the rules are {', '.join(sorted(known))}")
         if self.on_step is not None and not callable(self.on_step):
             raise TypeError(f"on_step must be a function of one argument, not {self.on_step!r}")
 

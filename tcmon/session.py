@@ -19,7 +19,7 @@ from pathlib import Path
 from threading import get_ident
 from time import perf_counter_ns
 from types import CodeType
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from tcmon import __version__
 from tcmon.analysis.roles import Proposal, Role
@@ -45,7 +45,7 @@ from tcmon.steps.named import NamedLoops
 from tcmon.steps.onstep import OnStep
 from tcmon.steps.phases import Phases
 from tcmon.steps.sampler import Guarded, Interval, Sampler, Steered, parts
-from tcmon.steps.tracker import Tracker
+from tcmon.steps.tracker import RecordedStep, Tracker
 from tcmon.trace.clock import zero_on_wall_clock
 from tcmon.trace.directory import make_run_directory
 from tcmon.trace.ranks import rank_from
@@ -65,6 +65,10 @@ class Joins:
     launch: str
     leads: bool
     is_rank: bool = True
+
+
+if TYPE_CHECKING:
+    from tcmon.checks.live import LiveChecks
 
 
 def start(options: Options, *, command: Sequence[str], script: str, joins: Joins | None = None) -> Session:
@@ -119,6 +123,7 @@ class Session:
             self._release()
             raise TcmonError(f"can't write to {self.run_dir}: {error.strerror}") from None
         self._phases: Phases | None = None
+        self._live: LiveChecks | None = None
         landmarks = functools.cache(self._landmarks)
         self._recording.equip(options.record, capturing, self._failed, landmarks, options.include, options.exclude)
         self._dispatch_ns = empty_callback_ns(tracking)
@@ -159,6 +164,7 @@ class Session:
                 self._discovery.await_code(name, self._program_profiles)
         self._happenings = happenings = Happenings(self._recording, self._discovery, self._functions(), landmarks)
         self._listening = Listening(self._samplers, tracker.counters, happenings)
+        self._live = self._live_checks() if options.check and (self.rank is None or self.rank.rank == 0) else None
         self._on_step = None
         if options.on_step is not None:
             self._on_step = on_step = OnStep(options.on_step)
@@ -334,6 +340,43 @@ class Session:
         if code.co_filename.endswith(("torch/autograd/profiler.py", "torch/profiler/profiler.py")):
             self._recording.program_profiles()
 
+    def _live_checks(self) -> LiveChecks | None:
+        """What looks at recorded steps as they come, if they hold what it needs."""
+        if "state" not in self.options.record:
+            return None
+        # Now: later the program decides what can be imported, and from where.
+        from tcmon.checks.live import LiveChecks, as_record
+        from tcmon.trace.details import Finding
+        from tcmon.trace.records import Step
+
+        def tell(finding: Finding) -> None:
+            step = f"{'evaluation ' if finding.role == 'eval' else ''}step {finding.n}"
+            warn(f"{finding.severity} {finding.rule}, {step}: {finding.observed} (tcmon check {self.run_dir})")
+            self._recording.write([as_record(finding)])
+
+        live = LiveChecks(tell, self.options.ignore)
+
+        def recorded(step: RecordedStep, records: list[dict[str, Any]]) -> None:
+            attempt(
+                lambda: live.recorded(
+                    Step(step.role, step.n, step.loop, step.reason, step.stage, 0, 0, 0, step.thread, 0, 0), records
+                )
+            )
+
+        def attempt(action: Callable[[], None]) -> None:
+            try:
+                if self._live is live:
+                    action()
+            except Exception as error:
+                if is_interruption(error):
+                    raise
+                self._live = None
+                warn(f"checks stopped: {_reason(error)}; tcmon check tells afterwards what is wrong", error)
+
+        self._recording.detail_watchers.append(recorded)
+        self._recording.written_watchers.append(lambda _role, _n: attempt(live.look))
+        return live
+
     def _hung(self, note: dict[str, Any]) -> None:
         """There was no step for long; called in a thread of its own."""
         if self._state is not _State.RUNNING:
@@ -435,6 +478,8 @@ class Session:
         if proposal.role is Role.TRAIN:
             self._happenings.training_loop_in(code)
         self._recording.write([record])
+        if self._live is not None:
+            self._live.loop(record)
         self._update_meta()
         _log.info(
             "%s loop at %s:%d in %s: %s",
@@ -452,6 +497,8 @@ class Session:
         loop["role"] = "other"
         loop["evidence"].append(f"not the training loop: {reason}")
         self._recording.write([{"kind": "loop", **loop}])
+        if self._live is not None:
+            self._live.start_over()
         self._update_meta()
         _log.info("no training loop after all: %s:%d in %s: %s", loop["file"], loop["line"], loop["qualname"], reason)
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator
 from itertools import pairwise
-from statistics import median
 from typing import ClassVar
 
 from tcmon.checks.facts import RunFacts, StepFacts
@@ -215,7 +214,7 @@ class UpdatesTooLarge:
             ]
             if not ratios:
                 continue
-            middle = median(ratios)
+            middle = sorted(ratios)[len(ratios) // 2]
             if math.isfinite(middle) and middle > 0.5:
                 first, count, most = self._large.get(state.optimizer, (state.n, 0, 0.0))
                 self._large[state.optimizer] = first, count + 1, max(most, middle)

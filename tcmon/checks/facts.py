@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from tcmon.trace.details import Inputs, Loss, Modes, Optimizer, Parameter, State
 from tcmon.trace.reader import Process
-from tcmon.trace.records import End, Step, Steps
+from tcmon.trace.records import End, Loop, Record, Step, Steps
 
-_KINDS = ("parameter", "optimizer", "state", "loss", "modes", "inputs")
+KINDS = ("parameter", "optimizer", "state", "loss", "modes", "inputs")
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,57 +37,85 @@ class StepFacts:
 
 @dataclass(slots=True)
 class RunFacts:
-    """How many steps of each role there were so far, and whether the run is over."""
+    """How many steps of each role there were so far, where the last recorded one's loop is, and whether all is over."""
 
-    steps: dict[str, int]
+    steps: dict[str, int] = field(default_factory=dict)
+    places: dict[str, tuple[str, int]] = field(default_factory=dict)
+    """By role the file and the line of the loop."""
     ended: bool = False
 
 
-def recorded_facts(process: Process, run: RunFacts) -> Iterator[StepFacts]:
-    """The recorded steps of a process, in the order in which they ended; `run` is filled on the way.
+class Gathering:
+    """Puts the records of one process together, in their order, to the facts of its recorded steps."""
+
+    def __init__(self) -> None:
+        self.run = RunFacts()
+        self._parameters: dict[int, Parameter] = {}
+        self._optimizers: dict[int, Optimizer] = {}
+        self._loops: dict[int, Loop] = {}
+        self._states: dict[tuple[str, int], list[State]] = {}
+        self._losses: dict[tuple[str, int], Loss] = {}
+        self._modes: dict[tuple[str, int], Modes] = {}
+        self._inputs: dict[tuple[str, int], Inputs] = {}
+
+    def add(self, record: Record) -> StepFacts | None:
+        """Take the next record; the step's facts if it is the one that completes a recorded step."""
+        match record:
+            case Parameter():
+                self._parameters[record.id] = record
+            case Optimizer():
+                self._optimizers[record.id] = record
+            case Loop():
+                self._loops[record.id] = record
+            case State():
+                self._states.setdefault((record.role, record.n), []).append(record)
+            case Loss():
+                self._losses[record.role, record.n] = record
+            case Modes():
+                self._modes[record.role, record.n] = record
+            case Inputs():
+                self._inputs[record.role, record.n] = record
+            case Steps():
+                self.count(record.role, record.first + len(record.end) - 1)
+            case End():
+                self.run.ended = True
+            case Step():
+                return self._step(record)
+            case _:
+                pass
+        return None
+
+    def count(self, role: str, n: int) -> None:
+        """Step `n` of a role is over."""
+        self.run.steps[role] = max(self.run.steps.get(role, 0), n)
+
+    def _step(self, step: Step) -> StepFacts:
+        key = step.role, step.n
+        loop = self._loops.get(step.loop)
+        if loop is not None:
+            self.run.places[step.role] = loop.file, loop.line
+        found = self._states.pop(key, [])
+        loss = self._losses.pop(key, None)
+        return StepFacts(
+            step,
+            tuple(state for state in found if state.optimizer),
+            next((state for state in found if not state.optimizer), None),
+            tuple(loss.value) if loss is not None else (),
+            self._modes.pop(key, None),
+            self._inputs.pop(key, None),
+            self._parameters,
+            self._optimizers,
+        )
+
+
+def recorded_facts(process: Process, gathering: Gathering) -> Iterator[StepFacts]:
+    """The recorded steps of a process, in the order in which they ended; `gathering` tells of the run so far.
 
     Raises `TcmonError` when the trace can't be read.
     """
-    parameters: dict[int, Parameter] = {}
-    optimizers: dict[int, Optimizer] = {}
-    states: dict[tuple[str, int], list[State]] = {}
-    losses: dict[tuple[str, int], Loss] = {}
-    modes: dict[tuple[str, int], Modes] = {}
-    inputs: dict[tuple[str, int], Inputs] = {}
     for times in process.unwritten_steps():
-        run.steps[times.role] = max(run.steps.get(times.role, 0), times.n)
-    for record in process.read(calls=False, details=_KINDS):
-        match record:
-            case End():
-                run.ended = True
-            case Parameter():
-                parameters[record.id] = record
-            case Optimizer():
-                optimizers[record.id] = record
-            case State():
-                states.setdefault((record.role, record.n), []).append(record)
-            case Loss():
-                losses[record.role, record.n] = record
-            case Modes():
-                modes[record.role, record.n] = record
-            case Inputs():
-                inputs[record.role, record.n] = record
-            case Steps():
-                last = record.first + len(record.end) - 1
-                run.steps[record.role] = max(run.steps.get(record.role, 0), last)
-            case Step():
-                key = record.role, record.n
-                found = states.pop(key, [])
-                loss = losses.pop(key, None)
-                yield StepFacts(
-                    record,
-                    tuple(state for state in found if state.optimizer),
-                    next((state for state in found if not state.optimizer), None),
-                    tuple(loss.value) if loss is not None else (),
-                    modes.pop(key, None),
-                    inputs.pop(key, None),
-                    parameters,
-                    optimizers,
-                )
-            case _:
-                pass
+        gathering.count(times.role, times.n)
+    for record in process.read(calls=False, details=KINDS):
+        facts = gathering.add(record)
+        if facts is not None:
+            yield facts

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Container
 from dataclasses import dataclass
 
-from tcmon.checks.facts import RunFacts, recorded_facts
+from tcmon.checks.facts import Gathering, RunFacts, recorded_facts
 from tcmon.checks.ranks import RANK_RULES
 from tcmon.checks.rules import RULES
 from tcmon.trace.details import SEVERITIES, Finding
@@ -31,25 +32,33 @@ def check(run: Run, *, ignored: Container[str] = ()) -> Checked:
     compared: set[int] = set()
     for process in run.processes:
         rules = [rule() for rule in RULES if rule.id not in ignored]
-        facts_of_run = RunFacts({})
+        gathering = Gathering()
         # The latest trace of each rank comes first.
         rank = process.rank if process.rank not in compared else None
         if rank is not None:
             compared.add(rank)
-        for facts in recorded_facts(process, facts_of_run):
+        for facts in recorded_facts(process, gathering):
             steps += bool(facts.states or facts.modes)
             for rule in rules:
                 rule.look(facts)
             for rank_rule in across if rank is not None else ():
                 rank_rule.look(process.rank or 0, facts)
         for rule in rules:
-            for finding in rule.findings(facts_of_run):
-                found.setdefault((finding.rule, finding.observed), finding)
+            for finding in rule.findings(gathering.run):
+                found.setdefault((finding.rule, finding.observed), placed(finding, gathering.run))
     for rank_rule in across:
         for finding in rank_rule.findings():
             found.setdefault((finding.rule, finding.observed), finding)
     ordered = sorted(found.values(), key=lambda finding: SEVERITIES.index(finding.severity))
     return Checked(tuple(ordered), steps)
+
+
+def placed(finding: Finding, run: RunFacts) -> Finding:
+    """A finding with a place: that of the loop whose step it was found in, unless it has one of its own."""
+    place = run.places.get(finding.role)
+    if finding.file is not None or place is None:
+        return finding
+    return dataclasses.replace(finding, file=place[0], line=place[1])
 
 
 def rule_ids() -> tuple[str, ...]:

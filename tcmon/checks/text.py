@@ -56,6 +56,8 @@ def _lines(finding: Finding, encoding: str) -> list[Text]:
         Text(f"  Why it matters: {shown(finding.why)}"),
         Text(f"  Look {shown(finding.look)}"),
     ]
+    if finding.file is not None:
+        lines.append(Text(f"  Loop: {shown(finding.file)}:{finding.line}", FAINT))
     if finding.parameters:
         lines.append(Text(f"  Parameters: {shown(', '.join(finding.parameters))}", FAINT))
     return lines

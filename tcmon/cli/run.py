@@ -109,6 +109,16 @@ def _sampler(name: str, convert: Callable[[str], Any]) -> Callable[[Context, Par
     return make
 
 
+def _rules(context: Context, option: Parameter, value: tuple[str, ...]) -> tuple[str, ...]:
+    if value:
+        from tcmon.checks.run import rule_ids
+
+        for rule in value:
+            if rule not in (known := rule_ids()):
+                raise click.BadParameter(f"there is no rule {rule!r}; the rules are {', '.join(sorted(known))}")
+    return value
+
+
 def _recordable(context: Context, option: Parameter, value: str) -> tuple[str, ...]:
     wanted = tuple(dict.fromkeys(part.strip() for part in value.split(",")))
     for part in wanted:
@@ -251,6 +261,14 @@ def _recordable(context: Context, option: Parameter, value: str) -> tuple[str, .
     "--follow/--no-follow",
     default=None,
     help="Watch the Pythons that it starts, too.  [default: --follow for a command after --, else --no-follow]",
+)
+@click.option("--check/--no-check", default=True, help="Tell what is wrong with the training as it is found.")
+@click.option(
+    "--ignore",
+    metavar="RULE",
+    multiple=True,
+    callback=_rules,
+    help="Leave a rule of the checks out (see tcmon check). May be given several times.",
 )
 @click.option("--quiet", is_flag=True, help="Show no summary at the end.")
 @click.argument("program", metavar="SCRIPT|-m MODULE|-- COMMAND [ARGS]...", nargs=-1, type=click.UNPROCESSED)

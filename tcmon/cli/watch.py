@@ -114,7 +114,9 @@ class _End:
             pass  # the interpreter, which flushes next, fails too and says so
         run, console = open_run(self._session.run_dir), Console(file=self._stderr)
         render(summarise(run), console)
-        brief(check(run), str(self._session.run_dir), console)
+        options = self._session.options
+        if options.check:
+            brief(check(run, ignored=options.ignore), str(self._session.run_dir), console)
         if self._afterwards is not None:
             self._stderr.write(self._afterwards(self._session))
         self._stderr.flush()

@@ -231,8 +231,8 @@ class DeviceTime:
 class Finding:
     """Something in the run that is certainly (error) or probably (warning) wrong, or worth a look (hint).
 
-    `observed` tells the numbers, `why` what it does to training, `look` where to look; `file` and `line` are those of
-    the program, where one place is to blame.
+    `observed` tells the numbers, `why` what it does to training, `look` where to look; `file` and `line` are
+    those of the loop whose step it is.
     """
 
     rule: str
