@@ -1,11 +1,15 @@
 """Operators of recorded steps, by torch's profiler, which is the program's whenever the program wants it."""
 
+import io
 from pathlib import Path
 from typing import Any
 
 import pytest
 from monitored import Monitored, monitored
+from rich.console import Console
 
+from tcmon.report.onestep import one_step
+from tcmon.report.onestep_text import render_step
 from tcmon.trace.details import Ops
 from tcmon.trace.reader import RecordedStep
 
@@ -80,6 +84,14 @@ def test_what_recorders_compute_is_not_among_the_operators(done: Monitored) -> N
         assert "aten::_foreach_norm" not in found.name
         assert found.name.count("aten::cat") == 0
         assert "tcmon" not in found.name
+
+
+def test_the_report_of_a_step_shows_its_operators(done: Monitored) -> None:
+    text = io.StringIO()
+    render_step(one_step(done.run, "train", 3), Console(width=120, file=text), most=5)
+    [line] = [line for line in text.getvalue().splitlines() if line.endswith("aten::mm")]
+    assert line.split()[-3:] == ["2", "cpu", "aten::mm"]
+    assert "[memory]" not in text.getvalue()
 
 
 def test_evaluation_within_a_step_keeps_its_operators_for_itself(tmp_path: Path) -> None:

@@ -368,3 +368,92 @@ def test_a_step_of_an_optimizer_that_raises_leaves_the_rest_of_the_step_whole(tm
     states = details(done, State)
     assert [len([s for s in states[n] if s.optimizer]) for n in range(1, 7)] == [1, 0, 1, 0, 1, 0]
     assert [len(each) for each in details(done, Loss).values()] == [1] * 6
+
+
+RARE = """
+import os, tempfile, warnings
+warnings.simplefilter("ignore")
+import torch.distributed as dist
+from torch.distributed.fsdp import fully_shard
+from torch.distributed.tensor import DTensor, Replicate, Shard, distribute_tensor, init_device_mesh
+
+dist.init_process_group("gloo", init_method=f"file://{tempfile.mkdtemp()}/store", rank=0, world_size=1)
+mesh = init_device_mesh("cpu", (1,))
+
+class Sharded(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.weight = torch.nn.Parameter(distribute_tensor(torch.ones(4, 4), mesh, [Shard(0)]))
+    def forward(self, x):
+        return (DTensor.from_local(x, mesh, [Replicate()]) @ self.weight).full_tensor()
+
+class WithBuffers(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.weight = torch.nn.Parameter(torch.ones(4))
+        self.register_buffer("quantized", torch.quantize_per_tensor(torch.ones(4), 0.1, 0, torch.qint8))
+        self.register_buffer("sparse", torch.eye(4).to_sparse())
+        self.register_buffer("csr", torch.eye(4).to_sparse_csr())
+        self.register_buffer("meta", torch.ones(4, device="meta"))
+        self.register_buffer("nested", torch.nested.nested_tensor([torch.ones(2), torch.ones(3)]))
+        self.register_buffer("count", torch.tensor(3))
+        self.register_buffer("complex", torch.ones(2, dtype=torch.complex64))
+        self.register_buffer("conjugate", torch.ones(2, dtype=torch.complex64).conj())
+        self.register_buffer("eight_bits", torch.ones(4).to(torch.float8_e4m3fn))
+        self.register_buffer("expanded", torch.ones(1).expand(1000))
+    def forward(self, x):
+        return x * self.weight
+
+class Whole(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.embedding = torch.nn.Embedding(8, 4, sparse=True)
+        self.sharded, self.buffers_ = Sharded(), WithBuffers()
+        self.fsdp = fully_shard(torch.nn.Linear(4, 4), mesh=mesh)
+    def forward(self, ids):
+        return self.fsdp(self.buffers_(self.sharded(self.embedding(ids))))
+
+model = Whole()
+meta = torch.nn.Linear(4, 4, device="meta")
+sparse = torch.optim.SparseAdam(model.embedding.parameters())
+others = torch.optim.AdamW([p for name, p in model.named_parameters() if "embedding" not in name], foreach=False)
+on_meta = torch.optim.SGD(meta.parameters(), lr=0.1)
+for step in range(3):
+    for each in (sparse, others, on_meta):
+        each.zero_grad()
+    loss = model(torch.tensor([1, 2])).sum()
+    loss.backward()
+    meta(torch.ones(2, 4, device="meta")).sum().backward()
+    for each in (sparse, others, on_meta):
+        each.step()
+final = [loss.item()]
+dist.destroy_process_group()
+"""
+
+
+def test_sharded_sparse_quantized_and_meta_tensors_get_what_can_be_had(tmp_path: Path) -> None:
+    done = run(RARE, tmp_path / "with", record=("calls", "state", "args"))
+    without = run(RARE, tmp_path / "without", record=("calls",))
+    assert done.names["final"] == without.names["final"]
+    parameters = {each.id: each for each in done.run.processes[0].read(details=True) if isinstance(each, Parameter)}
+    steps = details(done, State)
+    assert sorted(steps) == [1, 2, 3]
+    for states in steps.values():
+        told = {
+            parameters[id].name: (norm, grad, has)
+            for state in states
+            for id, norm, grad, has in zip(state.parameter, state.norm, state.grad_norm, state.has_grad, strict=True)
+        }
+        assert all(has for _, _, has in told.values())
+        # What is here of a sharded one is measured; a sparse gradient and what has no data are not.
+        for name in ("sharded.weight", "fsdp.weight", "fsdp.bias", "buffers_.weight"):
+            assert told[name][0] is not None, name
+            assert told[name][1] is not None, name
+        assert told["embedding.weight"][0] is not None
+        assert told["embedding.weight"][1] is None
+        assert told["weight"][:2] == (None, None)
+    for [buffers] in details(done, Buffers).values():
+        norms = dict(zip(buffers.name, buffers.norm, strict=True))
+        assert norms["buffers_.complex"] == pytest.approx(2**0.5, rel=1e-4)
+        assert norms["buffers_.quantized"] is norms["buffers_.meta"] is norms["buffers_.sparse"] is None
+        assert norms["buffers_.expanded"] == pytest.approx(1000**0.5, rel=1e-4)

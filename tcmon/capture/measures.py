@@ -12,6 +12,7 @@ import zlib
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from functools import lru_cache
+from types import MemberDescriptorType
 from typing import Any
 
 from orjson import Fragment, dumps
@@ -41,20 +42,29 @@ def undisturbed(torch: Any) -> Iterator[None]:
 def plain(torch: Any, tensor: Any) -> Any | None:
     """What can be computed with: `tensor` itself, the part of a distributed one that is here, or None.
 
-    Meta, sparse and quantized tensors, and those of unknown classes, give None; complex ones their real view.
+    Meta, sparse, quantized and nested tensors, and those of unknown classes, give None; complex ones their real view.
     """
     kind = type(tensor)
     if kind is not torch.Tensor and kind is not torch.nn.Parameter:
         if not issubclass(kind, torch.Tensor):
             return None
-        tensor = object.__getattribute__(tensor, "__dict__").get("_local_tensor")
+        tensor = _local_part(tensor)
         if type(tensor) is not torch.Tensor:
             return None
-    if tensor.layout is not torch.strided or tensor.device.type == "meta" or tensor.is_quantized:
+    if tensor.layout is not torch.strided or tensor.device.type == "meta" or tensor.is_quantized or tensor.is_nested:
         return None
     if tensor.is_complex():
         return torch.view_as_real(tensor.detach().resolve_conj())
     return tensor if tensor.is_floating_point() else None
+
+
+def _local_part(tensor: Any) -> Any | None:
+    """What is here of a distributed tensor (DTensor keeps it in a slot), without asking its class."""
+    for kind in vars(type)["__mro__"].__get__(type(tensor)):
+        slot = vars(type)["__dict__"].__get__(kind).get("_local_tensor")
+        if type(slot) is MemberDescriptorType:
+            return slot.__get__(tensor)
+    return object.__getattribute__(tensor, "__dict__").get("_local_tensor")
 
 
 class Measures:
@@ -82,11 +92,17 @@ class Measures:
             wide = {} if dtype in (self._torch.float32, self._torch.float64) else {"dtype": self._torch.float32}
             try:
                 norms = self._torch._foreach_norm([tensors[i] for i in members], 2, **wide)
-            except Exception:  # a kind of number that can't be computed with (8 bits)
-                continue
+            except Exception:  # one that can't be computed with (8 bits) must not take the others along
+                norms = [self._norm(tensors[i], wide) for i in members]
             for i, norm in zip(members, norms, strict=True):
-                found[i] = self.add(norm)
+                found[i] = None if norm is None else self.add(norm)
         return found
+
+    def _norm(self, tensor: Any, wide: dict[str, Any]) -> Any | None:
+        try:
+            return self._torch._foreach_norm([tensor], 2, **wide)[0]
+        except Exception:
+            return None
 
     def hashes(self, tensors: Sequence[Any | None]) -> list[str | tuple[str, int] | None]:
         """Content hashes of plain tensors, as `hash_text` takes them at the end."""

@@ -9,7 +9,7 @@ from typing import Final
 from tcmon.errors import TcmonError
 from tcmon.trace.calltree import Call
 from tcmon.trace.described import signature
-from tcmon.trace.details import Module
+from tcmon.trace.details import Module, Ops
 from tcmon.trace.index import TraceIndex
 from tcmon.trace.reader import RecordedStep, Run, reason_of
 from tcmon.trace.records import Function, Loop
@@ -51,6 +51,30 @@ def _not_recorded(index: TraceIndex, role: str, n: int) -> str:
     nearest = [*[each for each in numbers if each < n][-1:], *[each for each in numbers if each > n][:1]]
     which = f"is {nearest[0]}" if len(nearest) == 1 else f"are {nearest[0]} and {nearest[1]}"
     return f"{role} step {n} was not recorded; the nearest recorded {which}"
+
+
+@dataclass(slots=True)
+class Operator:
+    """What the calls of one operator or kernel on one device add up to; an operator's time holds those it calls."""
+
+    name: str
+    device: str
+    calls: int = 0
+    ns: int = 0
+
+
+def operators(recorded: RecordedStep, most: int) -> tuple[list[Operator], int]:
+    """The operators of a step with the most time, and how many others there are."""
+    found: dict[tuple[str, str], Operator] = {}
+    for ops in recorded.details:
+        if isinstance(ops, Ops):
+            for name, device, ns in zip(ops.name, ops.device, ops.ns, strict=True):
+                if name != "[memory]":
+                    operator = found.setdefault((name, device), Operator(name, device))
+                    operator.calls += 1
+                    operator.ns += ns
+    order = sorted(found.values(), key=lambda each: (-each.ns, each.name))
+    return order[:most], len(order) - len(order[:most])
 
 
 @dataclass(slots=True, eq=False)

@@ -10,13 +10,14 @@ from rich.text import Text
 
 from tcmon.report import wording
 from tcmon.report.layout import BAD, FAINT, HEADING, MARKED, ellipsis_of, show, show_line, table, width_of
-from tcmon.report.onestep import Line, OneStep, Thread, trees
+from tcmon.report.onestep import Line, OneStep, Thread, operators, trees
 from tcmon.trace.calltree import RETURNED
 from tcmon.trace.records import Function
 
 _NAME_WIDTH: Final = 24
 _PLACE_WIDTH: Final = 10
 _OUTCOME_WIDTH: Final = 24
+_OPERATORS: Final = 15
 _STYLES: Final = {"start": FAINT, "ended by": MARKED, "arguments": FAINT, "": FAINT}
 
 
@@ -34,6 +35,7 @@ def render_step(one: OneStep, console: Console, *, most: int) -> None:
     if not threads:
         console.print()
         show_line(Text("No call was recorded in it."), console)
+    page.operators()
 
 
 class _StepPage:
@@ -90,6 +92,27 @@ class _StepPage:
         if thread.hidden_calls:
             hidden = f"{wording.counted(thread.hidden_calls, 'more call')}, {wording.duration(thread.hidden_ns)}"
             show_line(Text(f"{self._ellipsis} {hidden}", FAINT), self._console)
+
+    def operators(self) -> None:
+        """The operators that took the most time."""
+        shown, others = operators(self._one.recorded, _OPERATORS)
+        if not shown:
+            return
+        self._console.print()
+        show_line(Text.assemble(("Operators", HEADING), ("  those that they call included", FAINT)), self._console)
+        rows = table()
+        for head in ("time", "calls"):
+            rows.add_column(head, justify="right", no_wrap=True)
+        rows.add_column("device", no_wrap=True, style=FAINT)
+        rows.add_column("operator", no_wrap=True)
+        for each in shown:
+            name = wording.cropped(
+                wording.printable(each.name, self._console.encoding), width_of(self._console) - 32, self._ellipsis
+            )
+            rows.add_row(wording.duration(each.ns), f"{each.calls:,}", Text(each.device), Text(name))
+        show(rows, self._console)
+        if others:
+            show_line(Text(f"{self._ellipsis} {wording.counted(others, 'more operator')}", FAINT), self._console)
 
     def _name(self, line: Line, width: int) -> str:
         """What was called, indented; so deep that there is no room, it moves left and says how deep it is."""
