@@ -1,0 +1,1 @@
+"""What tcmon costs, measured."""
