@@ -216,7 +216,7 @@ def test_a_long_run_fits_into_six_megabytes_and_its_sums_are_of_all_steps(tmp_pa
     for first in range(0, count, 1000):
         records.append(tb.steps(took[first : first + 1000], first=first + 1, begin=begin))
         begin += sum(took[first : first + 1000])
-    text = page_of(tb.write_run(tmp_path / "run", [*records, tb.end(clock_ns=clock)]))
+    text = page_of(tb.write_run(tmp_path / "run", [*records, tb.end(clock_ns=clock)]), charts=True)
     assert len(text.encode()) < MAXIMUM
     data = data_of(text)
     course = data["roles"]["train"]["course"]

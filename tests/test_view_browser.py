@@ -37,7 +37,7 @@ def browser() -> Iterator[Any]:
 def page(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("page")
     file = folder / "run.html"
-    file.write_text(page_of(write_view_run(folder / "run", lambda text: HOSTILE + text)))
+    file.write_text(page_of(write_view_run(folder / "run", lambda text: HOSTILE + text), charts=True))
     return file
 
 
@@ -240,7 +240,7 @@ def test_runs_that_lack_most_things_open_without_errors(browser: Any, tmp_path: 
     }
     for name, records in kinds.items():
         file = tmp_path / f"{name}.html"
-        file.write_text(page_of(tb.write_run(tmp_path / name, [*start, *records, tb.end()])))
+        file.write_text(page_of(tb.write_run(tmp_path / name, [*start, *records, tb.end()]), charts=True))
         opened(browser, file)
         assert (name, browser.get_log("browser")) == (name, [])
     browser.execute_script(

@@ -77,9 +77,13 @@ def write_view_run(directory: Path, named: Callable[[str], str] = lambda text: t
     return tb.write_run(directory, records, **start, **facts)
 
 
-def page_of(directory: Path) -> str:
-    pytest.importorskip("plotly", reason="plotly is not installed")
-    return page(open_run(directory), charts_library()).decode()
+def page_of(directory: Path, *, charts: bool = False) -> str:
+    """The page of a run; with `charts` it can draw them, which needs plotly."""
+    library = ""
+    if charts:
+        pytest.importorskip("plotly", reason="plotly is not installed")
+        library = charts_library()
+    return page(open_run(directory), library).decode()
 
 
 def data_of(text: str) -> Any:
