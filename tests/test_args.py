@@ -2,6 +2,7 @@
 
 import enum
 import gc
+import io
 import math
 import weakref
 from collections import OrderedDict, namedtuple
@@ -14,11 +15,16 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 from monitored import Monitored, monitored
+from rich.console import Console
 from torch import nn
 from torch.overrides import TorchFunctionMode
 
 from tcmon.capture.owners import ModuleTable
 from tcmon.capture.values import Describer
+from tcmon.export.perfetto import export
+from tcmon.report.as_json import step_as_json
+from tcmon.report.onestep import one_step
+from tcmon.report.onestep_text import render_step
 from tcmon.trace.calltree import Call
 from tcmon.trace.described import signature
 from tcmon.trace.names import NameTable
@@ -325,3 +331,21 @@ def test_a_signature_leaves_out_what_is_none_and_shortens_the_rest(ran: Monitore
     assert signature(first.arguments, first.returned) == (
         "(layers.0, f32[2, 4], [1, 'two'], scale=0.5, {'note': None}) -> f32[2, 4]"
     )
+
+
+def test_reports_and_perfetto_show_modules_and_arguments(ran: Monitored) -> None:
+    text = io.StringIO()
+    render_step(one_step(ran.run, "train", 2), Console(width=220, file=text), most=300)
+    [line] = [line for line in text.getvalue().splitlines() if "norm: _BatchNorm.forward" in line]
+    assert line.rstrip().endswith("(norm, f32[2, 4]) -> f32[2, 4]")
+    calls = step_as_json(one_step(ran.run, "train", 2))["calls"]
+    assert isinstance(calls, list)
+    [block, *_] = [call for call in calls if isinstance(call, dict) and call["qualname"] == "Block.forward"]
+    assert block["owner"] == {"name": "layers.0", "class": "__main__.Block"}
+    assert block["returned"] == tensor(2, 4, grad=True)
+    written: list[bytes] = []
+    export(ran.run, written.append)
+    events = orjson.loads(b"".join(written))["traceEvents"]
+    slices = [event["args"] for event in events if event["name"] == "Block.forward"]
+    assert slices[0]["owner"] == "layers.0"
+    assert slices[0]["arguments"]["x"] == slices[0]["returned"] == "f32[2, 4]"

@@ -14,6 +14,7 @@ from types import CodeType
 from typing import Any
 
 from tcmon.capture.cfunctions import CFunctions
+from tcmon.capture.devicetime import DeviceClock
 from tcmon.capture.listening import Listener, arguments_of, can_be_heard, let_go
 from tcmon.capture.owners import OwnerListener
 from tcmon.capture.owntime import OwnTime
@@ -56,6 +57,7 @@ class CallRecorder:
 
     def __init__(self, equipment: Equipment) -> None:
         self._equipment = equipment
+        self._device = DeviceClock()
         self._reports = equipment.call_reports
         listeners = [OwnerListener(equipment.modules), *(report.listener for report in equipment.call_reports)]
         self._log = CallLog(equipment.tool, equipment.failed, equipment.own, listeners)
@@ -72,14 +74,17 @@ class CallRecorder:
 
     def start(self, step: Step) -> None:
         self._open.setdefault(id(step), [])
+        self._device.start(step)
         self._log.start()
 
     def pause(self, step: Step) -> None:
         segment = self._log.stop()
+        self._device.pause(step)
         if segment is not None:
             self._open.setdefault(id(step), []).append(segment)
 
     def finish(self, step: Step, facts: dict[str, Any]) -> Iterator[dict[str, Any]]:
+        yield from self._device.take(step)
         stored = dropped = 0
         positions = Positions()
         for segment in self._open.pop(id(step), ()):
@@ -105,6 +110,7 @@ class CallRecorder:
         facts["calls"] = {"stored": stored, "dropped": dropped}
 
     def discard(self, step: Step) -> None:
+        self._device.forget(step)
         self._open.pop(id(step), None)
 
     def stop(self) -> None:
