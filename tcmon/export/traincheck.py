@@ -215,7 +215,7 @@ class _ProcessExport:
             )
             after: Json = {"time": self._zero + call.end_ns}
             if call.outcome == RETURNED:
-                after |= {"type": "function_call (post)", "return_values": _returned(known[1]) if known else {}}
+                after |= {"type": "function_call (post)", "return_values": _returned(known[1]) if known else []}
             else:
                 raised = call.outcome.removeprefix(_RAISED)
                 after |= {"type": "function_call (post) (exception)", "exception": raised, "exception_msg": ""}
