@@ -24,12 +24,13 @@ class Options:
     `eval_sampler` decides in the place of the rule; where `sampler` holds a budget, evaluation steps spend of it too.
     `trigger`, a sampler or a list of them, has training steps recorded beside those that are chosen so. `record` names
     what is kept of these steps, and `lines` functions (as "Model.forward") whose lines are kept too; `include` and
-    `exclude` are patterns ("torch.nn.*"; a package stands for all in it) of modules whose functions' calls are kept, or
-    are not. With `flight`, recorded steps are held in memory, that many at most, and written only when a trigger asks
-    for steps, after an uncaught exception, an interrupt, SIGTERM or a hang: no step for `hang_after` seconds (None: not
-    watched for), of which a note is made in any case. From `max_bytes` on, the trace of a process takes no more
-    details, only the times of steps. `out` is the run directory, None for a new one under
-    `tcmon-runs`. `train_loop` and `eval_loop` name a loop as "FILE:LINE" (the line of its `for` or `while`) in the
+    `exclude` are patterns ("torch.nn.*"; a package stands for all in it) of modules whose functions' calls are
+    kept, or are not, and `threads` whether those of the loop's thread are ("loop") or of "all". With `flight`,
+    recorded steps are held in memory, that many at most, and written only when a trigger asks for steps, after an
+    uncaught exception, an interrupt, SIGTERM or a hang: no step for `hang_after` seconds (None: not watched for),
+    of which a note is made in any case. From `max_bytes` on, the trace of a process takes no more details, only the
+    times of steps. `out` is the run directory, None for a new one under `tcmon-runs`. `train_loop` and `eval_loop`
+    name a loop as "FILE:LINE" (the line of its `for` or `while`) in the
     place of those that would be found. `on_step` is called with a `StepNumbers` after each step, in the loop's thread;
     what it takes is counted as the next step's wait. With `check`, what is wrong with the training is told as it is
     found, by all rules but those in `ignore`. Raises `ValueError` or `TypeError` naming argument and value.
@@ -46,6 +47,7 @@ class Options:
     lines: tuple[str, ...] = ()
     include: tuple[str, ...] = ()
     exclude: tuple[str, ...] = ()
+    threads: str = "loop"
     flight: int | None = None
     hang_after: float | None = None
     max_bytes: int = 2 << 30
@@ -96,6 +98,10 @@ class Options:
             raise TypeError(f"lines must be a list of names of functions, not {names!r}")
         if self.lines and "lines" not in self.record:
             raise ValueError("lines of functions are recorded only where record holds 'lines'")
+        if not isinstance(self.threads, str):
+            raise TypeError(f"threads must be 'loop' or 'all', not {self.threads!r}")
+        if self.threads not in ("loop", "all"):
+            raise ValueError(f"threads must be 'loop' or 'all', not {self.threads!r}")
         for name in ("include", "exclude"):
             patterns = getattr(self, name)
             if not isinstance(patterns, tuple | list) or not all(isinstance(each, str) for each in patterns):

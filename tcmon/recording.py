@@ -123,10 +123,12 @@ class Recording:
         landmarks: Callable[[], Landmarks | None],
         include: Sequence[str] = (),
         exclude: Sequence[str] = (),
+        all_threads: bool = False,
     ) -> None:
         """Record these kinds in recorded steps, with the events of `tool` and `landmarks`.
 
-        Calls only of functions in modules that the patterns `include` and `exclude` leave (see `ModuleFilter`).
+        Calls only of functions in modules that the patterns `include` and `exclude` leave (see `ModuleFilter`), of
+        the loop's thread or of `all_threads`.
         """
         chosen = ModuleFilter(include, exclude, self._names.module_of) if include or exclude else None
         leaves_out = None if chosen is None else chosen.leaves_out
@@ -141,6 +143,7 @@ class Recording:
                 landmarks,
                 ModuleTable(self._names),
                 c_functions="cfunctions" in record,
+                all_threads=all_threads,
                 leaves_out=leaves_out,
             ),
         )

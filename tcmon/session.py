@@ -125,7 +125,15 @@ class Session:
         self._phases: Phases | None = None
         self._live: LiveChecks | None = None
         landmarks = functools.cache(self._landmarks)
-        self._recording.equip(options.record, capturing, self._failed, landmarks, options.include, options.exclude)
+        self._recording.equip(
+            options.record,
+            capturing,
+            self._failed,
+            landmarks,
+            options.include,
+            options.exclude,
+            options.threads == "all",
+        )
         self._dispatch_ns = empty_callback_ns(tracking)
         self._counting_ns = 0
         self._samplers = {role: Steered(self._guarded(role)) for role in Role}

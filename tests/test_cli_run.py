@@ -122,7 +122,7 @@ BAD_OPTIONS = {
     "--warm-up-steps x": ("--warm-up-steps", "whole number"),
     "--eval-interval 0": ("--eval-interval", "at least 1"),
     "--eval-warmup -2": ("--eval-warmup", "at least 0"),
-    "--record dreams": ("'dreams'", "available: calls, lines, "),
+    "--record dreams": ("'dreams'", "available: calls, "),
     "--record calls,kernels": ("'kernels'", "available: calls"),
     "--record=": ("available: calls",),
     "--log-level loud": ("'loud'", "debug"),

@@ -146,7 +146,7 @@ NAMES = (
 
 @pytest.fixture(scope="module", params=[("calls",), ("calls", "cfunctions", "lines", "args", "state", "loss")], ids=len)
 def ran(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Monitored:
-    return monitored(PROGRAM, tmp_path_factory.mktemp("trees"), interval=1, record=request.param)
+    return monitored(PROGRAM, tmp_path_factory.mktemp("trees"), interval=1, record=request.param, threads="all")
 
 
 def told_by_program(log: list[str | None]) -> list[Any]:

@@ -8,7 +8,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from operator import sub
-from threading import get_ident
+from threading import RLock, get_ident
 from time import perf_counter_ns
 from types import CodeType
 from typing import Any
@@ -53,7 +53,11 @@ class Segment:
 
 
 class CallRecorder:
-    """The `calls` of recorded steps; those of all threads, in whatever step is recorded."""
+    """The `calls` of recorded steps: those of the loop's thread, or of all threads.
+
+    The log is one for all threads. Where steps of several threads are recorded at once, it is cut whenever one of them
+    begins or ends, and each of them keeps its part of each piece.
+    """
 
     def __init__(self, equipment: Equipment) -> None:
         self._equipment = equipment
@@ -66,6 +70,9 @@ class CallRecorder:
         if equipment.c_functions:
             self._log.hear_c_functions(CFunctions())
         self._open: dict[int, list[Segment]] = {}
+        self._active: dict[int, list[Segment]] = {}
+        """Those of steps that are being recorded now."""
+        self._lock = RLock()
 
     @property
     def events(self) -> int:
@@ -73,31 +80,41 @@ class CallRecorder:
         return self._log.events
 
     def start(self, step: Step) -> None:
-        self._open.setdefault(id(step), [])
-        self._device.start(step)
-        self._log.start()
+        with self._lock:
+            if self._active:
+                self._keep(self._log.cut())
+            self._active[id(step)] = self._open.setdefault(id(step), [])
+            self._device.start(step)
+            self._log.start()
 
     def pause(self, step: Step) -> None:
-        segment = self._log.stop()
+        with self._lock:
+            others = len(self._active) > (id(step) in self._active)
+            self._keep(self._log.cut() if others else self._log.stop())
+            self._active.pop(id(step), None)
         self._device.pause(step)
+
+    def _keep(self, segment: Segment | None) -> None:
         if segment is not None:
-            self._open.setdefault(id(step), []).append(segment)
+            for segments in self._active.values():
+                segments.append(segment)
 
     def finish(self, step: Step, facts: dict[str, Any]) -> Iterator[dict[str, Any]]:
         yield from self._device.take(step)
         stored = dropped = 0
         positions = Positions()
+        only = None if self._equipment.all_threads else step.thread
         for segment in self._open.pop(id(step), ()):
             dropped += segment.dropped
             owners, *others = segment.heard
             if owners or any(others):
                 placed = positions.of(segment.log)
-                yield from _owners(owners, placed, identity(step))
+                yield from _of(only, _owners(owners, placed, identity(step)))
                 for report, heard in zip(self._reports, others, strict=True):
-                    yield from report.records(heard, placed, identity(step))
+                    yield from _of(only, report.records(heard, placed, identity(step)))
             else:
                 positions.skip(segment.log)
-            for thread, what, at in rows(segment, self._equipment.names, self._equipment.own):
+            for thread, what, at in rows(segment, self._equipment.names, self._equipment.own, only):
                 stored += sum(1 for number in what if number > 0)
                 yield {
                     "kind": "calls",
@@ -115,6 +132,7 @@ class CallRecorder:
 
     def stop(self) -> None:
         """Log nothing until a step starts or goes on: the callback that was about to pause may not get there."""
+        self._active.clear()
         self._log.stop()
 
 
@@ -174,8 +192,19 @@ class CallLog:
             return None
         self._tool.watch_everywhere(0)
         self._on = False
-        segment = Segment(self._begin, self._log[:], self._dropped, [each.take() for each in self._listeners])
-        self._log.clear()
+        return self._take()
+
+    def cut(self) -> Segment | None:
+        """As `stop` gives, but logging goes on, without a gap."""
+        return self._take() if self._on else None
+
+    def _take(self) -> Segment:
+        # Threads may log meanwhile.
+        now = perf_counter_ns()
+        log = self._log[:]
+        del self._log[: len(log)]
+        segment = Segment(self._begin, log, self._dropped, [each.take() for each in self._listeners])
+        self._begin = now
         if self._dropped:
             self._dropped = 0
             self._register()
@@ -371,13 +400,28 @@ def _owners(
         yield {"kind": "owners", **step, "thread": thread, "call": call, "module": modules}
 
 
-def rows(segment: Segment, names: NameTable, own: OwnTime) -> Iterable[tuple[int, list[int], list[int]]]:
-    """The log of a segment by thread: (thread, what, at) as the trace's `calls` have them, without `own` time."""
+def _of(thread: int | None, records: Iterator[dict[str, Any]]) -> Iterator[dict[str, Any]]:
+    """The records of a thread; None: all."""
+    return (record for record in records if thread is None or record["thread"] == thread)
+
+
+def rows(
+    segment: Segment, names: NameTable, own: OwnTime, only: int | None = None
+) -> Iterable[tuple[int, list[int], list[int]]]:
+    """The log of a segment by thread: (thread, what, at) as the trace's `calls` have them, without `own` time.
+
+    With `only`, nothing but that thread's.
+    """
     log = segment.log
     whats, times, threads = log[0::_WIDTH], log[1::_WIDTH], log[2::_WIDTH]
     if not whats:
         return
     times = own.without(times, segment.begin)
+    if only is not None and threads.count(only) < len(threads):
+        chosen = [i for i, thread in enumerate(threads) if thread == only]
+        if not chosen:
+            return
+        whats, times, threads = [whats[i] for i in chosen], [times[i] for i in chosen], [only] * len(chosen)
     numbers = names.numbers(whats)
     if len(set(threads)) == 1:
         yield threads[0], numbers, _differences(times, segment.begin)

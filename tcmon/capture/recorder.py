@@ -88,6 +88,8 @@ class Equipment:
     modules: ModuleTable
     c_functions: bool = False
     """Whether C functions of torch are among the calls."""
+    all_threads: bool = False
+    """Whether the calls of other threads than the loop's belong to a step."""
     leaves_out: Callable[[CodeType], bool] | None = None
     """Whether the calls of some code are not recorded; None: all are."""
     call_reports: list[CallReport] = field(default_factory=list)

@@ -233,6 +233,13 @@ def _recordable(context: Context, option: Parameter, value: str) -> tuple[str, .
     help="Record the lines of this function too, as in Model.forward. May be given several times.",
 )
 @click.option(
+    "--threads",
+    type=click.Choice(("loop", "all")),
+    default="loop",
+    show_default=True,
+    help="Record calls of the loop's own thread, or of all threads.",
+)
+@click.option(
     "--include",
     metavar="LIST",
     callback=_patterns,
