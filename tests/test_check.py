@@ -177,6 +177,53 @@ WRONG = {
             (F.cross_entropy(out.softmax(1), y) + side.pow(2).mean()).backward()
             opt.step()
     """,
+    "state-kept-without-copy": """
+        for epoch in range(4):
+            for x, y in batches(24):
+                opt.zero_grad()
+                losses(x, y).backward()
+                opt.step()
+            if epoch == 1: best = dict(net.state_dict())
+    """,
+    "graphs-kept": """
+        seen = []
+        for x, y in batches():
+            opt.zero_grad()
+            loss = losses(x, y)
+            loss.backward()
+            opt.step()
+            seen.append(loss)
+    """,
+    "graphs-kept, in a sum": """
+        total = 0
+        for x, y in batches():
+            opt.zero_grad()
+            loss = losses(x, y)
+            loss.backward()
+            opt.step()
+            total += loss
+    """,
+    "evaluation-builds-graphs": """
+        def validate():
+            for x, y in batches(24):
+                F.cross_entropy(net(x)[0], y)
+        for epoch in range(2):
+            net.train()
+            for x, y in batches(24):
+                opt.zero_grad()
+                losses(x, y).backward()
+                opt.step()
+            net.eval()
+            validate()
+    """,
+    "loss-broadcast": """
+        __import__("warnings").simplefilter("ignore")
+        for x, y in batches():
+            opt.zero_grad()
+            out, side = net(x)
+            (F.mse_loss(side, y.float()) + out.pow(2).mean()).backward()
+            opt.step()
+    """,
     "gradients-never-cleared, of some": """
         for x, y in batches():
             net.body.zero_grad()
@@ -369,6 +416,26 @@ RIGHT = {
             losses(x, y).backward()
             opt.step()
             plan.step()
+    """,
+    "states that are copied, saved or loaded elsewhere, and losses that are kept as numbers": """
+        import copy, io
+        __import__("warnings").simplefilter("ignore")
+        seen, total, twin = [], 0, Net()
+        for epoch in range(5):
+            for x, y in batches(24):
+                opt.zero_grad()
+                loss = losses(x, y)
+                loss.backward()
+                opt.step()
+                seen.append(loss.detach())
+                total += loss.item()
+                F.mse_loss(net(x)[1], torch.zeros(1))
+            best = copy.deepcopy(net.state_dict())
+            state = net.state_dict()
+            torch.save({"model": state}, io.BytesIO())
+            again = net.state_dict()
+            twin.load_state_dict(again)
+        net.load_state_dict(best)
     """,
     "a warm-up in epochs": """
         plan = torch.optim.lr_scheduler.LambdaLR(opt, lambda n: min(1.0, (n + 1) / 4) * 0.1 ** (n // 5))

@@ -23,6 +23,7 @@ from tcmon.capture.landmarks import Landmark, function_code
 from tcmon.capture.measures import Measures, Samples, plain, real, reals, undisturbed
 from tcmon.capture.modules import Names, class_name
 from tcmon.capture.recorder import Equipment, Step, identity
+from tcmon.capture.signs import Signs
 
 _MOST_PARAMETERS = 10_000
 """Parameters of one step that are measured."""
@@ -43,6 +44,7 @@ class StateRecorder:
         self._open: dict[int, _OpenStep] = {}
         self._names = Names()
         self._tables = _Tables()
+        self._signs = Signs()
 
     def start(self, step: Step) -> None:
         marks = self._find()
@@ -64,7 +66,7 @@ class StateRecorder:
             return iter(())
         del self._open[step.thread]
         with undisturbed(opened.torch):
-            return iter(opened.records(self._names, self._tables))
+            return iter([*opened.records(self._names, self._tables), opened.signs(self._signs)])
 
     def discard(self, step: Step) -> None:
         self.pause(step)
@@ -82,6 +84,7 @@ class StateRecorder:
                 return None
             loss = function_code("torch.nn.functional", "cross_entropy")
             self._marks = [
+                *self._signs.watched(self._landmarks),
                 *([self._landmarks.add(loss, self._logits_given)] if loss is not None else []),
                 self._landmarks.add(step, self._step_starts, self._step_ends),
                 self._landmarks.add(call, self._module_called),
@@ -103,8 +106,10 @@ class StateRecorder:
             with undisturbed(opened.torch):
                 opened.logits_given(frame.f_locals.get("input"))
 
-    def _backward_starts(self, _frame: FrameType) -> None:
+    def _backward_starts(self, frame: FrameType) -> None:
         opened = self._open.get(get_ident())
+        if opened is not None:
+            self._signs.backward(opened.step, frame.f_locals.get("tensors"))
         if opened is not None and opened.grads_before is None:
             with undisturbed(opened.torch):
                 opened.look_at_grads(self._tables.known_parameters())
@@ -151,8 +156,9 @@ class _Stepped:
 class _Root:
     """An outermost module that was called in a step, as it was then."""
 
-    def __init__(self, module: object) -> None:
+    def __init__(self, module: object, with_grad: bool) -> None:
         self.module = module
+        self.with_grad = with_grad
         self.inputs: list[weakref.ref[Any]] = []
         self.hashes: list[Any] = []
         self.below = list(modules.walk(module))
@@ -169,6 +175,11 @@ class _Root:
         given = [each for each in given if each.layout is torch.strided and each.device.type != "meta"]
         self.inputs = [weakref.ref(each) for each in given]
         self.hashes = measures.hashes(given)
+
+    def learns(self) -> bool:
+        """Whether any of its parameters requires a gradient."""
+        each = (tensor for _, module in self.below for _, tensor in modules.tensors(module, "_parameters"))
+        return any(tensor.requires_grad for tensor in each)
 
     @cached_property
     def parameters(self) -> dict[int, int]:
@@ -201,11 +212,16 @@ class _OpenStep:
         self.ran.add(id(module))
         if module is None or id(module) in self.known or len(self.roots) >= _MOST_ROOTS:
             return
-        root = _Root(module)
+        root = _Root(module, self.torch.is_grad_enabled())
         with undisturbed(self.torch):
             root.look_at(self.torch, self.measures, arguments)
         self.known.update(root.ids)
         self.roots.append(root)
+
+    def signs(self, signs: Signs) -> dict[str, Any]:
+        """What else was seen in the step."""
+        able = [root for root in self.roots if root.parameters and root.learns()]
+        return signs.record(self.step, bool(self.stepped), sum(root.with_grad for root in able), len(able))
 
     def logits_given(self, logits: Any) -> None:
         """What cross_entropy is asked about: its smallest element, and how far its rows' sums are from one."""

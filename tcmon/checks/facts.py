@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 
-from tcmon.trace.details import Inputs, Loss, Modes, Optimizer, Parameter, State
+from tcmon.trace.details import Inputs, Loss, Modes, Optimizer, Parameter, Signs, State
 from tcmon.trace.reader import Process
 from tcmon.trace.records import End, Loop, Record, Step, Steps
 
-KINDS = ("parameter", "optimizer", "state", "loss", "modes", "inputs")
+KINDS = ("parameter", "optimizer", "state", "loss", "modes", "inputs", "signs")
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,6 +26,7 @@ class StepFacts:
     losses: tuple[float | None, ...]
     modes: Modes | None
     inputs: Inputs | None
+    signs: Signs | None
     parameters: Mapping[int, Parameter]
     optimizers: Mapping[int, Optimizer]
 
@@ -57,6 +58,7 @@ class Gathering:
         self._losses: dict[tuple[str, int], Loss] = {}
         self._modes: dict[tuple[str, int], Modes] = {}
         self._inputs: dict[tuple[str, int], Inputs] = {}
+        self._signs: dict[tuple[str, int], Signs] = {}
 
     def add(self, record: Record) -> StepFacts | None:
         """Take the next record; the step's facts if it is the one that completes a recorded step."""
@@ -75,6 +77,8 @@ class Gathering:
                 self._modes[record.role, record.n] = record
             case Inputs():
                 self._inputs[record.role, record.n] = record
+            case Signs():
+                self._signs[record.role, record.n] = record
             case Steps():
                 self.count(record.role, record.first + len(record.end) - 1)
             case End():
@@ -103,6 +107,7 @@ class Gathering:
             tuple(loss.value) if loss is not None else (),
             self._modes.pop(key, None),
             self._inputs.pop(key, None),
+            self._signs.pop(key, None),
             self._parameters,
             self._optimizers,
         )

@@ -9,7 +9,7 @@ import math
 from collections.abc import Iterator
 from typing import ClassVar
 
-from tcmon.checks import effects
+from tcmon.checks import effects, kept
 from tcmon.checks.facts import RunFacts, StepFacts
 from tcmon.checks.rule import Rule
 from tcmon.checks.rule import made as _finding
@@ -594,6 +594,7 @@ RULES: tuple[type[Rule], ...] = (
     ProbabilitiesAsLogits,
     ClippedAfterStep,
     *effects.RULES,
+    *kept.RULES,
 )
 """All rules, in the order in which their findings are told."""
 

@@ -202,6 +202,27 @@ class Inputs:
 
 
 @dataclass(frozen=True, slots=True)
+class Signs:
+    """What else was seen in a step that tells of silent errors.
+
+    `graphs_kept` counts graphs of the losses of earlier recorded steps, ten steps before or more, that are still alive;
+    `states_kept` state dicts taken in training that are alive, share memory with the parameters, and were neither saved
+    nor loaded; `broadcast` those of the `losses` elementwise losses whose arguments' shapes give one that is larger
+    than either; `with_grad` those of the `roots` outermost modules that can learn which ran with gradients switched on.
+    """
+
+    role: str
+    n: int
+    loop: int
+    graphs_kept: int
+    states_kept: int
+    broadcast: int
+    losses: int
+    roots: int
+    with_grad: int
+
+
+@dataclass(frozen=True, slots=True)
 class Ops:
     """Operators and kernels as torch.profiler tells them. `begin` holds clock values, `device` "cpu", "cuda:0", ..."""
 
@@ -247,7 +268,7 @@ class Finding:
     line: int | None
 
 
-type StepDetail = Lines | Args | Owners | Loss | State | Modes | Buffers | Inputs | Ops | DeviceTime
+type StepDetail = Lines | Args | Owners | Loss | State | Modes | Buffers | Inputs | Signs | Ops | DeviceTime
 """What belongs to one recorded step."""
 
 type Detail = StepDetail | Optimizer | Parameter | Module | Finding
@@ -404,6 +425,11 @@ def _inputs(obj: Object) -> Inputs:
     return inputs
 
 
+def _signs(obj: Object) -> Signs:
+    counts = ("graphs_kept", "states_kept", "broadcast", "losses", "roots", "with_grad")
+    return Signs(*_step(obj), *(fields.number(obj, name) for name in counts))
+
+
 def _ops(obj: Object) -> Ops:
     begin, ns, sizes = (
         fields.numbers(obj, name, low=low) for name, low in (("begin", 0), ("ns", 0), ("bytes", -1 << 62))
@@ -445,6 +471,7 @@ READERS: Final[Mapping[str, Callable[[Object], Detail]]] = {
     "modes": _modes,
     "buffers": _buffers,
     "inputs": _inputs,
+    "signs": _signs,
     "ops": _ops,
     "device": _device,
     "finding": _finding,

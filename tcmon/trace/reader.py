@@ -25,6 +25,7 @@ from tcmon.trace.details import (
     Module,
     Ops,
     Owners,
+    Signs,
     State,
     StepDetail,
 )
@@ -58,7 +59,7 @@ _LOOP: Final = b'{"kind":"loop"'
 CALLS: Final = b'{"kind":"calls"'
 _DETAILS: Final = {kind: f'{{"kind":"{kind}"'.encode() for kind in details.READERS}
 
-OF_A_STEP: Final = (Calls, Lines, Args, Owners, Loss, State, Modes, Buffers, Inputs, Ops, DeviceTime)
+OF_A_STEP: Final = (Calls, Lines, Args, Owners, Loss, State, Modes, Buffers, Inputs, Signs, Ops, DeviceTime)
 _OF_A_LOOP: Final = (Steps, Step, *OF_A_STEP)
 
 # Steps of several roles and threads can be open at once, but few. What is more was left over by damage.
