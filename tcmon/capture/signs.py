@@ -12,6 +12,7 @@ from types import FrameType
 from typing import Any
 
 from tcmon.capture.landmarks import Landmark, Landmarks, function_code
+from tcmon.capture.measures import undisturbed
 from tcmon.capture.recorder import Step, identity
 
 _KEY = "tcmon"
@@ -68,10 +69,11 @@ class Signs:
             return
         torch = sys.modules["torch"]
         self._dicts = [each for each in self._dicts if each[1]() is not None][-_MOST:]
-        for value in list(dict.values(state)):
-            if type(value) is torch.Tensor and value.dim() >= 2 and value.is_floating_point():
-                self._dicts.append((self._trained, weakref.ref(value)))
-                return
+        with undisturbed(torch):
+            for value in list(dict.values(state)):
+                if type(value) is torch.Tensor and value.dim() >= 2 and value.is_floating_point():
+                    self._dicts.append((self._trained, weakref.ref(value)))
+                    return
 
     def _state_used(self, frame: FrameType) -> None:
         """Tensors that are saved, or loaded into a module, have served their purpose."""
@@ -86,9 +88,10 @@ class Signs:
         """An elementwise loss: whether its arguments' shapes give something larger than either."""
         torch = sys.modules["torch"]
         one, other = (frame.f_locals.get(name) for name in ("input", "target"))
-        if isinstance(one, torch.Tensor) and isinstance(other, torch.Tensor):
+        if issubclass(type(one), torch.Tensor) and issubclass(type(other), torch.Tensor):
             self._losses += 1
-            shapes = [tuple(torch.Tensor.size(each)) for each in (one, other)]
+            with undisturbed(torch):
+                shapes = [tuple(torch.Tensor.size(each)) for each in (one, other)]
             if shapes[0] != shapes[1]:
                 length = max(map(len, shapes))
                 first, second = ((1,) * (length - len(shape)) + shape for shape in shapes)
@@ -100,12 +103,13 @@ class Signs:
 
     def backward(self, step: Step, loss: Any) -> None:
         """A backward pass of a recorded step begins: follow its graph, once a step."""
-        if isinstance(loss, tuple | list):
+        if type(loss) in (tuple, list):
             loss = loss[0] if loss else None
         torch = sys.modules["torch"]
         if step.role != "train" or type(loss) is not torch.Tensor or (self._graphs and self._graphs[-1][0] == step.n):
             return
-        metadata = getattr(loss.grad_fn, "metadata", None)
+        with undisturbed(torch):
+            metadata = getattr(loss.grad_fn, "metadata", None)
         if type(metadata) is dict:
             mark = metadata[_KEY] = _Mark()
             self._graphs = [each for each in self._graphs if each[1]() is not None][-_MOST:]
