@@ -93,7 +93,7 @@ PLACES: dict[str, tuple[object, str]] = {
         (RoleFinder, ("__init__",)),
         (CallRecorder, ("start", "pause", "finish")),
         (CallLog, ("start", "stop")),
-        (names.NameTable, ("numbers", "take_new", "_add", "_module")),
+        (names.NameTable, ("numbers", "take_new", "_add", "module_of")),
         (journal.StepJournal, ("take",)),
         (writer.TraceWriter, ("write", "_flush")),
         (Recording, ("start", "pause", "finish_recorded", "_write_with_times", "_overhead")),
