@@ -19,7 +19,7 @@ import os
 import struct
 import threading
 from collections.abc import Callable, Sequence
-from operator import gt
+from operator import add, gt
 from pathlib import Path
 from typing import NamedTuple
 
@@ -160,17 +160,26 @@ class StepJournal:
 
 
 def _sound(columns: Columns) -> Columns:
-    """`columns` without what an odd moment has left in them."""
+    """`columns` without what an odd moment has left in them.
+
+    Every row pays for these looks, so they go over whole columns, without a step of Python's for each row.
+    """
     if min(map(min, columns)) < 0 or any(map(gt, columns.wait, columns.end)):
         # A clock that was set back, by a library for tests.
         columns = Columns(*([max(0, value) for value in column] for column in columns))
         columns.end[:] = map(max, columns.wait, columns.end)
     # A signal's handler may have raised as a phase was just ended, and it was ended again.
-    told = zip(columns.wait, *columns.phases, strict=True)
-    for row, (time, end) in enumerate(zip(map(sum, told), columns.end, strict=True)):
-        if time > end:
-            for column in columns.phases:
-                column[row] = 0
+    told = columns.wait
+    for column in columns.phases:
+        if any(column):
+            told = list(map(add, told, column))
+    if any(map(gt, told, columns.end)):
+        for row, (time, end) in enumerate(zip(told, columns.end, strict=True)):
+            if time > end:
+                for column in columns.phases:
+                    column[row] = 0
+    if len(set(columns.n)) == len(columns.n):
+        return columns
     last = {key: i for i, key in enumerate(zip(columns.loop, columns.n, strict=True))}
     if len(last) < len(columns.n):
         # A signal's handler raised when the step was just stored, and it was stored again as the loop was left.
