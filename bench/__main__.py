@@ -60,7 +60,10 @@ def ratios(limit: float, *, quick: bool, cpu: bool) -> list[Figure]:
     """Figures of neighbouring blocks in one process."""
     found = []
     for name, workload, options, target, among_quick in RATIOS:
-        if (quick and not among_quick) or time.monotonic() > limit:
+        if quick and not among_quick:
+            continue
+        if time.monotonic() > limit:
+            say(f"left out, the time is up: {name}")
             continue
         pairs = PAIRS_QUICK if quick else PAIRS.get(workload, USUAL)
         command = f"bench.blocks {workload} {options} --pairs {pairs}{' --cpu' if cpu else ''}"
@@ -126,8 +129,6 @@ def main() -> None:
     tables: dict[str, Any] = {}
     if "steps" in wanted:
         figures += empty_step(quick=args.quick)
-    if "start" in wanted:
-        figures += start_up(quick=args.quick)
     if "growth" in wanted:
         for name in ("codes", "steps") if args.quick else ("codes", "calls", "parameters", "steps", "threads"):
             command = f"bench.growth {name}{' --quick' if args.quick else ''}"
@@ -135,8 +136,14 @@ def main() -> None:
             tables[f"Growth with {name} (`python -m {command}`)"] = run(command, 180)
     if "ratios" in wanted:
         figures += ratios(begin + (80 if args.quick else 420), quick=args.quick, cpu=args.cpu)
+    if "start" in wanted:
+        figures += start_up(quick=args.quick)
     for workload, steps in (("cnn", 60), ("transformer", 20)):
-        if "peers" in wanted and time.monotonic() < limit and (not args.quick or workload == "cnn"):
+        if "peers" not in wanted or (args.quick and workload != "cnn"):
+            continue
+        if time.monotonic() > limit:
+            say(f"left out, the time is up: peers on {workload}")
+        else:
             say(f"peers on {workload}")
             rows += peers.measure(workload, steps, quick=args.quick)
     print(write(args.out, figures, rows, tables))
