@@ -359,6 +359,7 @@ DETAILS: list[dict[str, Any]] = [
     of_step("modes", 3, module=["model.Net"], training=[True], mixed=[["bn1", "…"]], sensitive=[2], stepped=[True]),
     of_step("buffers", 3, name=["bn1.running_mean"], norm=[1.5], nonfinite=[0], hash=["ab"]),
     of_step("inputs", 3, module=["model.Net"], hash=["ab"], reused=[False], logits=1, probabilities=0),
+    of_step("signs", 3, graphs_kept=0, states_kept=1, broadcast=0, losses=2, roots=1, with_grad=0),
     of_step("ops", 3, name=["aten::mm"], begin=[5], ns=[7], device=["cpu"], thread=[1], bytes=[-64]),
     of_step("device", 3, device="cuda:0", ns=900),
     finding("gradients-never-cleared", 3),
@@ -373,7 +374,19 @@ def test_details_of_a_step_are_read_where_they_are_asked_for(tmp_path: Path) -> 
     assert len(list(run.processes[0].read(details=True))) == len(DETAILS) + 3
     [recorded] = run.processes[0].recorded_steps()
     kept = [type(record).__name__ for record in recorded.details]
-    assert kept == ["Lines", "Args", "Owners", "Loss", "State", "Modes", "Buffers", "Inputs", "Ops", "DeviceTime"]
+    assert kept == [
+        "Lines",
+        "Args",
+        "Owners",
+        "Loss",
+        "State",
+        "Modes",
+        "Buffers",
+        "Inputs",
+        "Signs",
+        "Ops",
+        "DeviceTime",
+    ]
     index = TraceIndex(run.processes[0].trace)
     with run.processes[0].trace.open("rb") as file:
         # repr: nan differs from itself

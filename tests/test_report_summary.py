@@ -300,7 +300,8 @@ def test_memory_does_not_grow_with_the_trace(tmp_path: Path) -> None:
             tracemalloc.stop()
 
     peak(1)  # what is made once and kept
-    assert peak(40) < 1.5 * peak(4)
+    # A trace is searched in blocks: the smaller one is several of them already.
+    assert peak(120) < 1.2 * peak(40)
 
 
 @settings(max_examples=200, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
