@@ -301,7 +301,7 @@ def test_memory_does_not_grow_with_the_trace(tmp_path: Path) -> None:
 
     peak(1)  # what is made once and kept
     # A trace is searched in blocks: the smaller one is several of them already.
-    assert peak(120) < 1.2 * peak(40)
+    assert peak(80) < 1.2 * peak(20)
 
 
 @settings(max_examples=200, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])

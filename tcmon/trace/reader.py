@@ -53,7 +53,7 @@ _TRACE: Final = re.compile(r"trace-(?:rank(\d{1,9})\.(\d{1,9})-)?(\d{1,19})(?:\.
 # The writer's lines are far shorter; what is longer is damage, and must not be held in memory.
 LINE_LIMIT: Final = 64 << 20
 
-_BLOCK: Final = 1 << 20
+_BLOCK: Final = 1 << 17
 
 _LOOP: Final = b'{"kind":"loop"'
 CALLS: Final = b'{"kind":"calls"'
