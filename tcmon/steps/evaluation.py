@@ -58,6 +58,8 @@ class Evaluation:
         self._looks = 0
         self._stretches: dict[tuple[int, int], tuple[CodeType, int]] = {}
         """How often gradients were switched off at a place, by code object (kept, so that its id stays its own)."""
+        self._torch_switches: dict[int, CodeType] = {}
+        """Functions of torch that switch gradients for themselves, by identity."""
         self._last_loss = 0
         tracker.entered = self.training_entered
 
@@ -100,6 +102,13 @@ class Evaluation:
 
     def gradients_set(self, frame: FrameType) -> None:
         """`set_grad_enabled(mode)` is called."""
+        caller = frame.f_back
+        if caller is not None and id(caller.f_code) in self._torch_switches:
+            return
+        if caller is not None and self._codebase.is_torch(caller.f_code.co_filename):
+            # An optimizer's step does so twice: to read the frame's variables each time would be what costs most there.
+            self._torch_switches[id(caller.f_code)] = caller.f_code
+            return
         if frame.f_locals.get("mode") is False:
             self.gradients_off(frame)
         else:
